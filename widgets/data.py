@@ -1,0 +1,107 @@
+"""The arrays that the workbench's views pull: which hooks each needs, and their numbers as float32."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+GRID_BYTES = 64 << 20  # what one run of the hook grid may capture
+GRID_RUNS = 8  # and how many runs it may take
+
+
+class Refused(Exception):
+    """A view that cannot be filled, in words for the page."""
+
+
+def norm(tensor: torch.Tensor) -> Array:
+    """The length of each position's vector, all heads together."""
+    return as_array(torch.linalg.vector_norm(tensor.float().flatten(1), dim=1))
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    return np.ascontiguousarray(tensor.detach().to("cpu", torch.float32).numpy())
+
+
+def hooks_of(view: str, hook: str, session: Any) -> list[str]:
+    """The hooks that a view has to capture."""
+    if view == "norms":
+        return [point.name for point in session.hooks if point.component == "resid_post" and point.available]
+    point = session.hooks[hook]
+    if not point.available:
+        raise Refused(f"{point.name} is not in this model: {point.reason}")
+    if point.component == "logits":
+        raise Refused("The logits are shown above as predictions; choose another hook to see its activations.")
+    return [point.name]
+
+
+def numbers(view: str, hook: str, run: Any, session: Any) -> Array:
+    """What a view shows of one run: norms (layer, position), a hook (position, dimension), heads (head, query, key)."""
+    if view == "norms":
+        return np.stack([norm(run[name]) for name in hooks_of(view, hook, session)])
+    if view == "attention":
+        return as_array(run[hook])
+    return as_array(run[hook].flatten(1))
+
+
+def grid_points(session: Any) -> list[Any]:
+    """The hook points whose norm is known: all that hold one vector a token, in the catalogue's order."""
+    return [point for point in session.hooks if point.available and not point.derived_from and point.component != "logits"]
+
+
+def grid_chunks(points: Sequence[Any], positions: int) -> list[list[Any]]:
+    """The grid's hook points, split so that no run captures more than `GRID_BYTES`."""
+    chunks: list[list[Any]] = [[]]
+    size = 0
+    for point in points:
+        width = int(np.prod(point.shape)) * positions * 4
+        if chunks[-1] and size + width > GRID_BYTES:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(point)
+        size += width
+    if len(chunks) > GRID_RUNS:
+        raise Refused("not tinted: the prompt is long")
+    return chunks
+
+
+def grid_norms(session: Any, prompt: Any, positions: int, step: Callable[[int, int], None]) -> Array:
+    """The norm of every hook at every position: (hook points, positions)."""
+    chunks = grid_chunks(grid_points(session), positions)
+    rows: list[Array] = []
+    for index, chunk in enumerate(chunks):
+        step(index, len(chunks))
+        run = session.run(prompt, capture=[point.name for point in chunk])
+        rows += [norm(run[point.name]) for point in chunk]
+    return np.stack(rows)
+
+
+class ArrayCache:
+    """The arrays last shown, so that a reload or a second view needs no run; the oldest go first."""
+
+    def __init__(self, limit: int = 64 << 20) -> None:
+        self.limit = limit
+        self._arrays: OrderedDict[str, Array] = OrderedDict()
+
+    def get(self, key: str) -> Array | None:
+        if key in self._arrays:
+            self._arrays.move_to_end(key)
+        return self._arrays.get(key)
+
+    def put(self, key: str, array: Array) -> None:
+        self._arrays[key] = array
+        self._arrays.move_to_end(key)
+        while len(self._arrays) > 1 and sum(a.nbytes for a in self._arrays.values()) > self.limit:
+            self._arrays.popitem(last=False)
+
+    def clear(self) -> None:
+        self._arrays.clear()
+
+
+def finite(values: Iterable[float]) -> list[float | None]:
+    """Numbers for JSON, which has no NaN or infinity."""
+    return [float(v) if np.isfinite(v) else None for v in values]

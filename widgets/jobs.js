@@ -1,0 +1,42 @@
+// The job bar: what is running and how far it is, with a cancel; at rest, what the last run took.
+
+import { h, seconds } from "./dom.js";
+
+export function mount(el, store) {
+  const text = h("span", { class: "what" });
+  const fill = h("i", {});
+  const track = h("div", { class: "track", role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" }, fill);
+  const cancel = h("button", { type: "button", onclick: () => store.send({ type: "cancel" }) }, "Cancel");
+  el.append(text, track, cancel);
+  let timer = null;
+  let seen = new Map(); // job id -> when this page first saw it, by its own clock
+
+  function show() {
+    const { active, last } = store.jobs;
+    seen = new Map(active.map((job) => [job.id, seen.get(job.id) ?? performance.now()]));
+    // Short jobs do not flash: only one that lasts is shown as running.
+    const long = active.find((job) => performance.now() - seen.get(job.id) > 300);
+    el.classList.toggle("running", Boolean(long));
+    cancel.hidden = !long;
+    track.hidden = !long;
+    if (long) {
+      const share = long.total ? long.done / long.total : 0;
+      const elapsed = seconds((performance.now() - seen.get(long.id)) / 1000);
+      text.textContent = `${long.label}${long.total ? `: ${long.done} of ${long.total}` : ""}${long.message ? `, ${long.message}` : ""}, ${elapsed}`;
+      fill.style.width = `${share * 100}%`;
+      track.setAttribute("aria-valuenow", String(Math.round(share * 100)));
+    } else {
+      const { seconds: took } = store.result;
+      if (last?.outcome === "cancelled") text.textContent = `${last.label} cancelled`;
+      else if (took !== undefined && !store.result.error) text.textContent = `${store.result.edited ? "Clean and patched" : "Clean run"} in ${seconds(took)}`;
+      else text.textContent = "";
+    }
+    if (active.length && !timer) timer = setInterval(show, 100);
+    if (!active.length && timer) {
+      clearInterval(timer);
+      timer = null;
+    }
+  }
+  store.watch((s) => [s.jobs, s.result], show);
+  return () => clearInterval(timer);
+}

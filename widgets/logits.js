@@ -1,0 +1,101 @@
+// The predictions: the likeliest next tokens of the clean and the patched run, their logit difference, and the KL.
+
+import { alertLine, h, percent, signed, token, typed, visible } from "./dom.js";
+
+export function mount(el, store) {
+  const rows = h("div", { class: "rows", role: "table", "aria-label": "Next token, clean and patched" });
+  const sum = h("div", { class: "sum" });
+  el.append(rows, sum);
+
+  const inputs = [0, 1].map((side) => h("input", { type: "text", class: "tokin", size: 7, "aria-label": side ? "minus this token" : "logit of this token", autocomplete: "off", spellcheck: "false", list: null }));
+  const clean = h("span", { class: "clean" });
+  const patched = h("span", { class: "patched" });
+  const to = h("span", { class: "dim" }, " to ");
+  const gauge = h("div", { class: "gauge", "aria-hidden": "true" });
+  const kl = h("b", { class: "num" });
+  const klLine = h("div", { class: "dim" }, "KL(clean \u2225 patched) ", kl, " nats");
+  sum.append(h("label", { class: "dim" }, "logit difference ", inputs[0], " minus ", inputs[1]));
+  const fail = alertLine(sum);
+  sum.append(h("div", { class: "big" }, clean, to, patched), gauge, klLine);
+
+  inputs.forEach((input, side) => {
+    const commit = () => {
+      const shown = store.result.difference?.tokens[side];
+      const text = typed(input.value);
+      const now = store.state.compare;
+      if (text === (now[side] ?? shown)) return;
+      store.set({ compare: now.map((old, i) => (i === side ? text || null : old)) });
+    };
+    input.addEventListener("keydown", (event) => event.key === "Enter" && commit());
+    input.addEventListener("blur", commit);
+  });
+
+  store.watch(
+    (s) => [s.result],
+    (result) => {
+      const shown = [...(result.rows ?? [])].sort((a, b) => Math.max(b[2], b[3]) - Math.max(a[2], a[3])).slice(0, 6);
+      const line = (cells) => h("div", { role: "row" }, ...cells);
+      const cell = (name, ...children) => h("div", { class: name, role: "cell" }, ...children);
+      rows.replaceChildren(
+        line(["token", "", "clean", "patched", "change"].map((text, i) => h("div", { class: i > 1 ? "h num" : "h", role: "columnheader" }, text))),
+        ...shown.map(([text, id, before, after, change]) =>
+          line([
+            h("div", { class: "t", role: "cell", title: `id ${id}` }, token(text)),
+            cell("bars", bar("c", before), result.edited ? bar("p", after) : null),
+            cell("num", percent(before)),
+            cell("num", result.edited ? percent(after) : "\u2013"),
+            cell(`num ${!result.edited || change === 0 ? "dim" : change > 0 ? "up" : "dn"}`, result.edited ? signed((change ?? NaN) * 100) : "\u2013"),
+          ]),
+        ),
+      );
+      if (!shown.length) rows.append(h("div", { class: "empty" }, result.error ? "No predictions: " + WHERE[result.error.where] : "\u2026"));
+      el.classList.toggle("edited", Boolean(result.edited));
+      klLine.hidden = !result.edited;
+      kl.textContent = result.kl === null || result.kl === undefined ? "NaN" : result.kl.toFixed(2);
+      showDifference(result);
+    },
+  );
+  store.watch(
+    (s) => [s.error("difference")],
+    (message) => fail(message),
+  );
+  store.watch(
+    (s) => [s.state.compare, s.result.difference],
+    (compare, difference) => {
+      inputs.forEach((input, side) => {
+        if (input !== document.activeElement) input.value = visible(compare[side] ?? difference?.tokens[side] ?? "");
+      });
+    },
+  );
+
+  function showDifference({ difference, edited }) {
+    const [before, after] = difference?.values ?? [];
+    clean.textContent = difference ? signed(before) : "";
+    patched.textContent = difference && edited ? signed(after) : "";
+    to.hidden = !difference || !edited;
+    gauge.replaceChildren();
+    if (!difference || before === null || after === null) return;
+    const reach = Math.max(4, Math.ceil(Math.max(Math.abs(before), Math.abs(after)) * 1.15));
+    const at = (value) => `${((value + reach) / (2 * reach)) * 100}%`;
+    const [a, b] = difference.tokens.map((text) => visible(text));
+    for (const [value, text, side] of [[-reach, b, "left"], [0, "0", "mid"], [reach, a, "right"]]) {
+      const tick = h("u", {});
+      const name = h("em", { class: side }, text);
+      tick.style.left = name.style.left = at(value);
+      gauge.append(tick, name);
+    }
+    for (const [value, kind] of edited ? [[before, "c"], [after, "p"]] : [[before, "c"]]) {
+      const dot = h("s", { class: kind });
+      dot.style.left = at(value);
+      gauge.append(dot);
+    }
+  }
+}
+
+const WHERE = { prompt: "see the prompt above.", edit: "see the edit marked below.", run: "see the message below.", difference: "" };
+
+function bar(kind, share) {
+  const el = h("span", { class: kind });
+  el.style.width = `${Math.max(0.3, (share ?? 0) * 100)}%`;
+  return el;
+}

@@ -1,0 +1,99 @@
+// Numbers to colours: ranges that one outlier cannot flatten, colour ramps from the theme, blocks that keep extremes.
+
+// Positions that must not set the range: BOS, and those whose size is many times that of the others (attention sinks).
+export function flagged(plot, tokens) {
+  const { values, rows, cols, positions } = plot;
+  const count = positions === "rows" ? rows : cols;
+  const out = new Set();
+  if (count < 3 || !plot.flag) return out;
+  const other = positions === "rows" ? cols : rows;
+  const at = positions === "rows" ? (p, o) => values[p * cols + o] : (p, o) => values[o * cols + p];
+  // One size a position and line for norms; for a hook the whole vector is one line.
+  const lines = plot.flag === "vector" ? 1 : other;
+  for (let line = 0; line < lines; line++) {
+    const sizes = [];
+    for (let p = 0; p < count; p++) {
+      let size = 0;
+      if (lines > 1) size = Math.abs(at(p, line));
+      else for (let o = 0; o < other; o++) size += at(p, o) ** 2;
+      sizes.push(lines > 1 ? size : Math.sqrt(size));
+    }
+    const middle = [...sizes].sort((a, b) => a - b)[count >> 1];
+    sizes.forEach((size, p) => size > 5 * middle && middle > 0 && out.add(p));
+  }
+  tokens.forEach((token, p) => p < count && token[2] === "bos" && out.add(p));
+  return out.size < count ? out : new Set();
+}
+
+// The range of the colours: the largest size of what is not flagged, less a far tail, which is counted as clipped.
+export function range(plot, flags) {
+  const { values, rows, cols, positions, diverging } = plot;
+  const sizes = [];
+  let low = Infinity;
+  const step = Math.max(1, Math.floor((rows * cols) / 40000));
+  let top = 0;
+  for (let i = 0; i < rows * cols; i++) {
+    const value = values[i];
+    if (!Number.isFinite(value) || value === 0 || flags.has(positions === "rows" ? Math.floor(i / cols) : i % cols)) continue;
+    const size = Math.abs(value);
+    if (size > top) top = size;
+    if (value < low) low = value;
+    if (i % step === 0) sizes.push(size);
+  }
+  if (top === 0) return { low: diverging ? -1 : 0, high: 1, clipped: 0, empty: true };
+  sizes.sort((a, b) => a - b);
+  const tail = sizes[Math.floor(sizes.length * 0.995)] ?? top;
+  const high = top > 2.5 * tail ? tail : top;
+  const bottom = diverging ? -high : plot.zero === false && low > 0 && low < high ? low : 0;
+  let clipped = 0;
+  if (high < top || flags.size) for (let i = 0; i < rows * cols; i++) if (Number.isFinite(values[i]) && Math.abs(values[i]) > high * 1.0001) clipped++;
+  return { low: bottom, high, clipped, empty: false };
+}
+
+// 256 colours along CSS colours, read back from a canvas so that any CSS colour will do.
+export function ramp(stops) {
+  const canvas = document.createElement("canvas");
+  canvas.width = 256;
+  canvas.height = 1;
+  const g = canvas.getContext("2d", { willReadFrequently: true });
+  const fill = g.createLinearGradient(0, 0, 256, 0);
+  stops.forEach((stop, i) => fill.addColorStop(i / (stops.length - 1), stop));
+  g.fillStyle = fill;
+  g.fillRect(0, 0, 256, 1);
+  return g.getImageData(0, 0, 256, 1).data;
+}
+
+// Fewer cells than values: each block shows its extreme, so that a lone outlier stays visible; NaN and Inf win.
+export function pool(values, rows, cols, maxRows, maxCols) {
+  const down = Math.ceil(rows / maxRows);
+  const across = Math.ceil(cols / maxCols);
+  if (down === 1 && across === 1) return { values, rows, cols, down, across };
+  const r = Math.ceil(rows / down);
+  const c = Math.ceil(cols / across);
+  const out = new Float32Array(r * c);
+  for (let i = 0; i < rows; i++) {
+    const to = Math.floor(i / down) * c;
+    for (let j = 0; j < cols; j++) {
+      const value = values[i * cols + j];
+      const at = to + Math.floor(j / across);
+      if (Number.isNaN(out[at])) continue;
+      if (Number.isNaN(value) || Math.abs(value) > Math.abs(out[at])) out[at] = value;
+    }
+  }
+  return { values: out, rows: r, cols: c, down, across };
+}
+
+// Pixels of the pooled values. What has no colour (NaN, infinities) is left transparent and listed for marks.
+export function paint(cells, colours, low, high) {
+  const image = new ImageData(cells.cols, cells.rows);
+  const words = new Uint32Array(image.data.buffer);
+  const table = new Uint32Array(colours.buffer.slice(0));
+  const odd = [];
+  const factor = 255 / (high - low || 1);
+  for (let i = 0; i < words.length; i++) {
+    const value = cells.values[i];
+    if (Number.isFinite(value)) words[i] = table[Math.max(0, Math.min(255, Math.round((value - low) * factor)))];
+    else odd.push(i);
+  }
+  return { image, odd };
+}

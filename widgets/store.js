@@ -1,0 +1,124 @@
+// The one store of a page: the state that the user chose, the results of the kernel, and arrays pulled by key.
+
+const TRAITS = ["state", "about", "tokens", "result", "jobs"];
+const KEPT = 24; // arrays remembered; the kernel keeps more
+
+export function createStore(model) {
+  const watchers = new Set();
+  const arrays = new Map(); // key -> {shape, values} | {error} | {pending: true}
+
+  function changed() {
+    for (const watcher of [...watchers]) watcher();
+  }
+
+  function onMessage(message, buffers) {
+    if (message?.type !== "data") return;
+    const [rows, cols] = message.shape;
+    arrays.delete(message.key);
+    arrays.set(message.key, message.error ? { error: message.error } : { rows, cols, values: floats(buffers[0]) });
+    while (arrays.size > KEPT) arrays.delete(arrays.keys().next().value);
+    changed();
+  }
+
+  for (const name of TRAITS) model.on(`change:${name}`, changed);
+  model.on("msg:custom", onMessage);
+
+  const store = {
+    get state() {
+      return model.get("state");
+    },
+    get about() {
+      return model.get("about");
+    },
+    get result() {
+      return model.get("result");
+    },
+    get jobs() {
+      return model.get("jobs");
+    },
+    // The tokens of "prompt" or "source": [id, text, flag] each.
+    tokens(role = "prompt") {
+      return model.get("tokens")[role]?.tokens ?? NONE;
+    },
+    // Every gesture of the user comes through here.
+    set(patch) {
+      model.set("state", { ...model.get("state"), ...patch });
+      model.save_changes();
+    },
+    send(message) {
+      model.send(message);
+    },
+    // Calls fn(...values) now, and whenever one of the values that `select` returns has changed.
+    watch(select, fn) {
+      let last;
+      const watcher = () => {
+        const now = select(store);
+        if (last && now.every((value, i) => same(value, last[i]))) return;
+        last = now;
+        fn(...now);
+      };
+      watchers.add(watcher);
+      watcher();
+    },
+    // The selected tokens: those that exist, else the last one. For the source: the prompt's own, unless chosen apart.
+    selection(role = "prompt") {
+      const count = store.tokens(role).length;
+      const chosen = store.state[role === "source" && store.state.source_positions.length ? "source_positions" : "positions"];
+      const existing = chosen.filter((p) => p >= 0 && p < count);
+      return existing.length ? existing : count ? [count - 1] : [];
+    },
+    // An array, or undefined while it is on its way. Asked for once; the answer carries its key.
+    data({ view, of = "clean", hook = "", head = 0 }) {
+      const run = store.result.keys?.[of === "clean" ? "clean" : "patched"];
+      if (!run) return undefined;
+      const key = [view, of, hook, head, run].join("|");
+      const found = arrays.get(key);
+      if (!found) {
+        arrays.set(key, { pending: true });
+        model.send({ type: "data", key, view, of, hook, head, run });
+      }
+      return found?.pending ? undefined : found;
+    },
+    error(where, index = null) {
+      const error = store.result.error;
+      return error && error.where === where && (index === null || error.index === index) ? error.message : null;
+    },
+    dispose() {
+      watchers.clear();
+      for (const name of TRAITS) model.off(`change:${name}`, changed);
+      model.off("msg:custom", onMessage);
+    },
+  };
+  return store;
+}
+
+const NONE = Object.freeze([]);
+
+function same(a, b) {
+  return Object.is(a, b) || (typeof a === "object" && typeof b === "object" && JSON.stringify(a) === JSON.stringify(b));
+}
+
+// float32 of a message's buffer, copied only when it does not start at a multiple of four.
+function floats(view) {
+  const bytes = view instanceof DataView ? view : new DataView(view.buffer ?? view);
+  if (bytes.byteOffset % 4) return new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
+  return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 4);
+}
+
+// Hook points: from a column of the catalogue and a layer to a name, and back.
+export function hookName(column, layer) {
+  return column.name.replace("{i}", String(layer));
+}
+
+export function findHook(about, name) {
+  for (const column of about.columns) {
+    const [before, after] = column.name.split("{i}");
+    if (after === undefined) {
+      if (name === column.name) return { column, layer: null };
+    } else if (name.startsWith(before) && name.endsWith(after)) {
+      const middle = name.slice(before.length, name.length - after.length);
+      if (/^\d+$/.test(middle)) return { column, layer: Number(middle) };
+    }
+  }
+  return null;
+}

@@ -1,0 +1,106 @@
+// The page of the workbench: puts the views together around one store, and keeps the keys to itself.
+
+import { h, visible } from "./dom.js";
+import { mount as mountHeatmap } from "./heatmap.js";
+import { mount as mountHooks } from "./hooks.js";
+import { mount as mountJobs } from "./jobs.js";
+import { mount as mountLogits } from "./logits.js";
+import { mount as mountSpec } from "./spec.js";
+import { createStore } from "./store.js";
+import { mount as mountTokens } from "./tokens.js";
+
+const EXAMPLES = [
+  { name: "Eiffel Tower", prompt: "The Eiffel Tower is in the city of", source: "", compare: [" Paris", " London"], positions: [] },
+  {
+    name: "Mary and John",
+    prompt: "When Mary and John went to the store, Mary gave a drink to",
+    source: "When Mary and John went to the store, John gave a drink to",
+    compare: [" Mary", " John"],
+    positions: [9],
+  },
+];
+
+function mountHeader(el, store) {
+  const name = h("b", {});
+  const meta = h("span", { class: "meta" });
+  const examples = h(
+    "select",
+    {
+      "aria-label": "Examples",
+      onchange: (event) => {
+        const { name: _, ...example } = EXAMPLES[event.target.selectedIndex - 1];
+        event.target.selectedIndex = 0;
+        store.set({ ...example, source_positions: [], edits: [] });
+      },
+    },
+    h("option", { value: "" }, "Examples"),
+    ...EXAMPLES.map((example) => h("option", { value: example.name }, example.name)),
+  );
+  el.append(name, meta, h("span", { class: "sp" }), examples);
+  store.watch(
+    (s) => [s.about],
+    (about) => {
+      name.textContent = about.name;
+      const engine = [about.engine, about.version].filter(Boolean).join(" ");
+      const parts = [engine, about.device, String(about.dtype ?? "").replace("torch.", ""), about.mode].filter(Boolean).join(", ");
+      meta.textContent = `${parts}: ${about.layers} layers, ${about.heads} heads`;
+    },
+  );
+}
+
+// "Paris 66 % to 12 %", politely and once a run.
+function mountSpoken(el, store) {
+  el.setAttribute("aria-live", "polite");
+  store.watch(
+    (s) => [s.result],
+    ({ rows, edited, error }) => {
+      if (error || !rows?.length) return;
+      const whole = (p) => `${Math.round(p * 100)} %`;
+      const best = rows.reduce((a, b) => (b[2] > a[2] ? b : a));
+      el.textContent = `${visible(best[0].trim())} ${whole(best[2])}${edited ? ` to ${whole(best[3])}` : ""}`;
+    },
+  );
+}
+
+// Keys pressed inside stay inside: the notebook would delete or add cells. Escape and the front end's own Ctrl and Cmd
+// keys go on.
+function keepKeys(event) {
+  if (event.key !== "Escape" && !event.ctrlKey && !event.metaKey) event.stopPropagation();
+}
+
+export function mountWorkbench(el, store) {
+  const sections = {};
+  const section = (name, tag = "div", label = null) => (sections[name] = h(tag, { class: name, "aria-label": label }));
+  const root = h(
+    "div",
+    { class: "axp", role: "region", "aria-label": "Activation Explorer" },
+    section("bar"),
+    section("tokens", "section", "Prompts"),
+    section("pred", "section", "Predictions"),
+    h("div", { class: "main" }, section("hooks", "section", "Hooks"), section("heat", "section", "Heatmap")),
+    section("edits", "section", "Edits"),
+    section("job"),
+    section("sr"),
+  );
+  root.addEventListener("keydown", keepKeys);
+  el.append(root);
+  mountHeader(sections.bar, store);
+  mountTokens(sections.tokens, store);
+  mountLogits(sections.pred, store);
+  const disposers = [mountHeatmap(sections.heat, store)];
+  mountHooks(sections.hooks, store); // after the heatmap, whose numbers matter first
+  mountSpec(sections.edits, store);
+  disposers.push(mountJobs(sections.job, store));
+  mountSpoken(sections.sr, store);
+  return () => {
+    disposers.forEach((dispose) => dispose());
+    store.dispose();
+    root.remove();
+  };
+}
+
+function render({ model, el }) {
+  return mountWorkbench(el, createStore(model));
+}
+
+export default { render };
