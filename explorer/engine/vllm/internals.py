@@ -1,0 +1,207 @@
+"""The one file that reaches into vLLM's private structure."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..protocol import Attention
+
+log = logging.getLogger("explorer.vllm")
+
+# vLLM's CPU worker replaces these for the whole process.
+_PATCHED = ((torch, "set_num_threads"), (torch.accelerator, "synchronize"), (torch.accelerator, "empty_cache"))
+
+
+# what the worker needs
+
+
+def worker_base() -> type:
+    """vLLM's worker class on this platform."""
+    if on_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker  # type: ignore[no-any-return]
+    from vllm.v1.worker.gpu_worker import Worker
+
+    return Worker  # type: ignore[no-any-return]
+
+
+def on_cpu() -> bool:
+    """Whether vLLM runs on the CPU here."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def wrap_forward(runner: Any, around: Callable[[Callable[[], Any]], Any]) -> None:
+    """Let `around(forward)` surround each forward pass of the V1 model runner."""
+    forward = runner._model_forward
+    runner._model_forward = lambda *args, **kwargs: around(lambda: forward(*args, **kwargs))
+
+
+def wrap_head(runner: Any, after: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Show `after` the logits of each step, one row a request; returns the model's own head."""
+    head: Callable[..., Any] = runner.model.compute_logits
+
+    def compute_logits(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        logits = head(hidden_states, *args, **kwargs)
+        if logits is not None:
+            after(logits)
+        return logits
+
+    runner.model.compute_logits = compute_logits
+    return head
+
+
+def scheduled(runner: Any) -> Iterator[tuple[dict[str, Any], int, int, int]]:
+    """For each request in this step, in row order: its `extra_args`, first row, row count, position of the first row."""
+    batch = runner.input_batch
+    starts = runner.query_start_loc.np
+    for i, request_id in enumerate(batch.req_ids):
+        params = runner.requests[request_id].sampling_params
+        first = int(starts[i])
+        yield params.extra_args or {}, first, int(starts[i + 1]) - first, int(batch.num_computed_tokens_cpu[i])
+
+
+def attention_of(module: nn.Module) -> Attention:
+    """How vLLM's `Attention` module treats its scores."""
+    impl: Any = module.impl
+    window = impl.sliding_window
+    if isinstance(window, (tuple, list)):  # (left, right) as flash attention counts: the token itself comes on top
+        window = window[0] + 1
+    return Attention(
+        scale=float(impl.scale),
+        window=int(window) if window is not None and window > 0 else None,
+        softcap=float(impl.logits_soft_cap) if getattr(impl, "logits_soft_cap", None) else None,
+    )
+
+
+# what the engine needs
+
+
+def rpc(llm: Any, method: str, *args: Any) -> Any:
+    """Call a method of the one worker."""
+    return llm.collective_rpc(method, args=args)[0]
+
+
+def step(llm: Any) -> list[Any]:
+    """One engine step; the outputs of requests that moved."""
+    return llm.llm_engine.step()  # type: ignore[no-any-return]
+
+
+def add(llm: Any, request_id: str, ids: Sequence[int], params: Any) -> None:
+    """Queue a request; its outputs carry `request_id`."""
+    llm.llm_engine.add_request(request_id, {"prompt_token_ids": list(ids)}, params)
+
+
+def abort(llm: Any, request_ids: list[str]) -> None:
+    """Drop queued and running requests."""
+    llm.llm_engine.abort_request(request_ids)
+
+
+def free(llm: Any) -> None:
+    """Free an engine's memory, and leave what other engines share."""
+    client = llm.llm_engine.engine_core
+    client._finalizer.detach()  # it would tear down the process's parallel groups
+    core = client.engine_core
+    core.structured_output_manager.clear_backend()
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
+    gc.unfreeze()
+
+
+def version() -> str:
+    """vLLM's version."""
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def max_model_len(llm: Any) -> int:
+    """The longest prompt plus one generated token."""
+    return int(llm.llm_engine.model_config.max_model_len)
+
+
+class Lifetime:
+    """vLLM's state that belongs to the process: shared by all engines, put back after the last one."""
+
+    def __init__(self) -> None:
+        self._engines = 0
+        self._owns_groups = False
+        self._originals: dict[tuple[Any, str], Any] = {}
+
+    @contextmanager
+    def booting(self) -> Iterator[None]:
+        """Undo what importing and booting change (environment, random state) and keep their noise out of the cell.
+
+        vLLM's log goes to the logger `vllm`, which writes nowhere unless the user gives it a handler. Native warnings
+        go to file descriptor 2; they are read back and logged. A boot that fails leaves nothing behind.
+        """
+        if self._engines == 0:
+            self._originals = {(owner, name): getattr(owner, name) for owner, name in _PATCHED}
+            self._owns_groups = not torch.distributed.is_initialized()
+        environment = dict(os.environ)
+        seeds = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
+        if not logging.getLogger("vllm").handlers:
+            logging.getLogger("vllm").addHandler(logging.NullHandler())
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process: no copies, no second interpreter to start
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the V1 runner is the one that is wrapped
+        self._engines += 1
+        try:
+            with warnings.catch_warnings(), _stderr_to_log():
+                warnings.simplefilter("ignore")
+                yield
+        except BaseException:
+            self.left()
+            raise
+        finally:
+            for name in set(os.environ) - set(environment):
+                del os.environ[name]
+            os.environ.update(environment)
+            random.setstate(seeds[0])
+            np.random.set_state(seeds[1])
+            torch.set_rng_state(seeds[2])
+
+    def left(self) -> None:
+        """An engine was freed."""
+        self._engines -= 1
+        if self._engines:
+            return
+        from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+        if self._owns_groups:
+            destroy_model_parallel()
+            destroy_distributed_environment()
+        for (owner, name), function in self._originals.items():
+            setattr(owner, name, function)
+
+
+lifetime = Lifetime()
+
+
+@contextmanager
+def _stderr_to_log() -> Iterator[None]:
+    with tempfile.TemporaryFile() as noise:
+        saved = os.dup(2)
+        os.dup2(noise.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            noise.seek(0)
+            for line in noise.read().decode(errors="replace").splitlines():
+                log.info("native: %s", line)

@@ -1,0 +1,31 @@
+"""What goes wrong in words: the exceptions a user of the explorer can meet."""
+
+from __future__ import annotations
+
+
+class ExplorerError(Exception):
+    """Anything the explorer refuses or cannot do; the message says what is wrong, where, and what to do."""
+
+
+class SpecError(ExplorerError, ValueError):
+    """A refused spec. Raised before anything runs; `edit_index` is the 0-based edit that is wrong, if one is."""
+
+    def __init__(self, message: str, edit_index: int | None = None) -> None:
+        super().__init__(message)
+        self.edit_index = edit_index
+
+
+class BootError(ExplorerError, ValueError):
+    """A model that cannot be booted as asked; raised before weights load wherever that can be known."""
+
+
+class SessionClosed(ExplorerError, RuntimeError):
+    """The session was closed, so the engine that would have to answer is gone."""
+
+
+class EngineError(ExplorerError, RuntimeError):
+    """The engine did something it must never do (a hook that did not fire, rows that are missing)."""
+
+
+class Cancelled(ExplorerError):
+    """A job that was cancelled before it finished."""

@@ -1,0 +1,252 @@
+"""Hook points: their names, shapes and aliases, and the catalogue of those that one model has."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import html
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from .errors import SpecError
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes that decide which hook points a model has and how wide they are."""
+
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    d_head: int
+    d_mlp: int
+    d_vocab: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row of the hook table: a family of hook points, one per layer when the name holds `{i}`."""
+
+    name: str
+    component: str
+    group: str
+    about: str
+    aliases: tuple[str, ...] = ()
+    heads: str | None = None  # the ModelShape field that counts its heads
+    width: str = "d_model"  # the ModelShape field of its last axis
+    edit: bool = True
+    derived_from: tuple[str, ...] = ()  # computed from these hook points instead of being tapped
+
+
+# Canonical names are TransformerLens's bridge names, aliases its classic ones.
+KINDS: tuple[Kind, ...] = (
+    Kind("embed.hook_out", "embed", "residual", "The token embeddings, as the first layer receives them.", ("hook_embed",)),
+    Kind("blocks.{i}.hook_in", "resid_pre", "residual", "The residual stream as the layer reads it.", ("blocks.{i}.hook_resid_pre",)),
+    Kind("blocks.{i}.attn.q.hook_out", "q", "attention", "Queries of each head, before any norm and rotary.", ("blocks.{i}.attn.hook_q",), "heads", "d_head"),
+    Kind("blocks.{i}.attn.k.hook_out", "k", "attention", "Keys of each key-value head, before any norm and rotary.", ("blocks.{i}.attn.hook_k",), "kv_heads", "d_head"),
+    Kind("blocks.{i}.attn.v.hook_out", "v", "attention", "Values of each key-value head.", ("blocks.{i}.attn.hook_v",), "kv_heads", "d_head"),
+    Kind("blocks.{i}.attn.hook_rot_q", "rot_q", "attention", "Queries as attention reads them, after norm and rotary.", (), "heads", "d_head"),
+    Kind("blocks.{i}.attn.hook_rot_k", "rot_k", "attention", "Keys as attention reads them, after norm and rotary.", (), "kv_heads", "d_head"),
+    Kind("blocks.{i}.attn.hook_attn_scores", "scores", "attention", "Query-key scores of each head before the softmax; -inf where masked.", (), "heads", "", False,
+         ("blocks.{i}.attn.hook_rot_q", "blocks.{i}.attn.hook_rot_k")),
+    Kind("blocks.{i}.attn.hook_pattern", "pattern", "attention", "Attention of each head: which earlier token each token looks at.", (), "heads", "", False,
+         ("blocks.{i}.attn.hook_rot_q", "blocks.{i}.attn.hook_rot_k")),
+    Kind("blocks.{i}.attn.o.hook_in", "z", "attention", "What each head carries to the token: the attention-weighted values.", ("blocks.{i}.attn.hook_z",), "heads", "d_head"),
+    Kind("blocks.{i}.attn.hook_out", "attn_out", "attention", "The attention layer's output, added to the stream.", ("blocks.{i}.hook_attn_out",)),
+    Kind("blocks.{i}.ln2.hook_in", "resid_mid", "residual", "The residual stream between attention and MLP.", ("blocks.{i}.hook_resid_mid",)),
+    Kind("blocks.{i}.mlp.out.hook_in", "post", "mlp", "The MLP's neurons, after the activation function.", ("blocks.{i}.mlp.hook_post",), None, "d_mlp"),
+    Kind("blocks.{i}.mlp.hook_out", "mlp_out", "mlp", "The MLP's output, added to the stream.", ("blocks.{i}.hook_mlp_out",)),
+    Kind("blocks.{i}.hook_out", "resid_post", "residual", "The residual stream after the layer.", ("blocks.{i}.hook_resid_post",)),
+    Kind("ln_final.hook_normalized", "ln_final", "residual", "The last stream, normalized, before the final norm's weight.", (), None, "d_model", False),
+    Kind("unembed.hook_out", "logits", "logits", "The logits: one score for each token of the vocabulary.", ("logits",), None, "d_vocab", False),
+)
+
+# TransformerLens names that are not served, and the nearest one that is.
+NOT_SERVED = {
+    "hook_result": "blocks.{i}.attn.o.hook_in",
+    "ln1.hook_scale": "blocks.{i}.hook_in",
+    "ln2.hook_scale": "blocks.{i}.ln2.hook_in",
+    "ln1.hook_normalized": "blocks.{i}.hook_in",
+    "ln2.hook_normalized": "blocks.{i}.ln2.hook_in",
+    "ln1.hook_in": "blocks.{i}.hook_in",
+    "ln1.hook_out": "blocks.{i}.hook_in",
+    "ln2.hook_out": "blocks.{i}.ln2.hook_in",
+    "attn.hook_in": "blocks.{i}.hook_in",
+    "attn.hook_result": "blocks.{i}.attn.o.hook_in",
+    "hook_attn_in": "blocks.{i}.hook_in",
+    "hook_q_input": "blocks.{i}.hook_in",
+    "hook_k_input": "blocks.{i}.hook_in",
+    "hook_v_input": "blocks.{i}.hook_in",
+    "mlp.hook_in": "blocks.{i}.ln2.hook_in",
+    "hook_mlp_in": "blocks.{i}.ln2.hook_in",
+    "mlp.hook_pre": "blocks.{i}.mlp.out.hook_in",
+    "mlp.in.hook_out": "blocks.{i}.mlp.out.hook_in",
+    "ln_final.hook_scale": "ln_final.hook_normalized",
+    "ln_final.hook_out": "ln_final.hook_normalized",
+    "ln_final.hook_in": "blocks.{last}.hook_out",
+    "unembed.hook_in": "ln_final.hook_normalized",
+    "hook_pos_embed": "embed.hook_out",
+    "embed.hook_in": "embed.hook_out",
+}
+
+
+@dataclass(frozen=True)
+class HookPoint:
+    """A named place in the forward pass of one model.
+
+    `shape` is per token: `(d_model,)`, `(d_mlp,)`, `(d_vocab,)` or `(heads, d_head)`. For patterns and scores, which
+    are `(heads, query, key)`, it is `(heads,)`. `available` is False when this model has no such place; `reason` says why.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    component: str
+    group: str
+    about: str
+    layer: int | None
+    shape: tuple[int, ...]
+    heads: int | None
+    editable: bool
+    derived_from: tuple[str, ...] = ()
+    available: bool = True
+    reason: str | None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers a token: the product of `shape`."""
+        return self.shape[0] if len(self.shape) == 1 else self.shape[0] * self.shape[1]
+
+
+class Catalogue:
+    """Every hook point of one model, by canonical name or alias.
+
+    Iterating gives `HookPoint`s in the order of the forward pass, those that are not available included.
+    """
+
+    def __init__(self, shape: ModelShape, missing: Mapping[str, str] | None = None) -> None:
+        """`missing` maps the canonical names that cannot fire in this model to the reason."""
+        self.shape = shape
+        missing = missing or {}
+        self._points: dict[str, HookPoint] = {}
+        self._aliases: dict[str, str] = {}
+        for kind, layer in _in_forward_order(shape.layers):
+            point = _point(kind, layer, shape, missing)
+            self._points[point.name] = point
+            self._aliases.update(dict.fromkeys(point.aliases, point.name))
+
+    def __iter__(self) -> Iterator[HookPoint]:
+        return iter(self._points.values())
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._points or name in self._aliases
+
+    def __getitem__(self, name: str) -> HookPoint:
+        return self.find(name)
+
+    def find(self, name: object) -> HookPoint:
+        """The hook point of that name or alias, available or not; `SpecError` with the closest names otherwise."""
+        if not isinstance(name, str):
+            raise SpecError(f"a hook is named by a string such as 'blocks.0.hook_out', not by {type(name).__name__}")
+        point = self._points.get(self._aliases.get(name, name))
+        if point is None:
+            raise SpecError(self._unknown(name))
+        return point
+
+    def require(self, name: object) -> HookPoint:
+        """Like `find`, and refuses a hook point that cannot fire in this model, with the reason."""
+        point = self.find(name)
+        if not point.available:
+            raise SpecError(f"{point.name} is not available in this model: {point.reason}")
+        return point
+
+    def match(self, patterns: str | Iterable[str]) -> tuple[str, ...]:
+        """Canonical names for what a `capture=` asks: names, aliases, globs, or `"all"`, each once, in forward order.
+
+        Globs and `"all"` take what is available; a glob that matches nothing is a `SpecError`.
+        """
+        if isinstance(patterns, str):
+            patterns = [patterns]
+        if callable(patterns):
+            raise SpecError("capture takes hook names or globs, not a function; for example capture='blocks.*.hook_out'")
+        wanted: set[str] = set()
+        for pattern in patterns:
+            if pattern == "all":
+                wanted.update(p.name for p in self if p.available)
+            elif isinstance(pattern, str) and any(c in pattern for c in "*?["):
+                hits = {p.name for p in self if p.available and any(fnmatch.fnmatchcase(n, pattern) for n in (p.name, *p.aliases))}
+                if not hits:
+                    raise SpecError(f"capture pattern {pattern!r} matches no hook of this model; session.hooks lists them")
+                wanted.update(hits)
+            else:
+                wanted.add(self.require(pattern).name)
+        return tuple(p.name for p in self if p.name in wanted)
+
+    def _unknown(self, name: str) -> str:
+        layers = self.shape.layers
+        parts = name.split(".")
+        if parts[0] == "blocks" and len(parts) > 2:
+            if parts[1].lstrip("-").isdigit() and not 0 <= int(parts[1]) < layers:
+                return f"there is no hook {name!r}: this model has layers 0 to {layers - 1}"
+            layer, rest = parts[1], ".".join(parts[2:])
+        else:
+            layer, rest = "0", name
+        nearest = NOT_SERVED.get(rest)
+        if nearest is not None:
+            nearest = nearest.replace("{i}", layer).replace("{last}", str(layers - 1))
+            return f"hook {name!r} is not served here; the nearest one that is: {nearest}"
+        close = difflib.get_close_matches(name, [*self._points, *self._aliases], n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(close)}?" if close else "; session.hooks lists them"
+        return f"there is no hook {name!r} in this model{hint}"
+
+    def __repr__(self) -> str:
+        rows = [("hook", "shape a token", "edit", "about")]
+        for kind in KINDS:
+            point = self._points[kind.name.replace("{i}", "0")]
+            name = kind.name if point.layer is None else kind.name.replace("{i}", "{0.." + str(self.shape.layers - 1) + "}")
+            shape = "heads x query x key" if kind.component in ("pattern", "scores") else " x ".join(map(str, point.shape))
+            about = point.about if point.available else f"not available: {point.reason}"
+            rows.append((name, shape, "yes" if point.editable else "no", about))
+        widths = [max(len(r[c]) for r in rows) for c in range(3)]
+        return "\n".join("  ".join([*(cell.ljust(w) for cell, w in zip(r[:3], widths, strict=True)), r[3]]) for r in rows)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def _in_forward_order(layers: int) -> Iterator[tuple[Kind, int | None]]:
+    per_layer = [k for k in KINDS if "{i}" in k.name]
+    yield KINDS[0], None
+    for layer in range(layers):
+        for kind in per_layer:
+            yield kind, layer
+    for kind in KINDS[1:]:
+        if kind not in per_layer:
+            yield kind, None
+
+
+def _point(kind: Kind, layer: int | None, shape: ModelShape, missing: Mapping[str, str]) -> HookPoint:
+    def fill(text: str) -> str:
+        return text.replace("{i}", str(layer))
+
+    name = fill(kind.name)
+    heads = getattr(shape, kind.heads) if kind.heads else None
+    width = getattr(shape, kind.width) if kind.width else None
+    reason = missing.get(name)
+    return HookPoint(
+        name=name,
+        aliases=tuple(map(fill, kind.aliases)),
+        component=kind.component,
+        group=kind.group,
+        about=kind.about,
+        layer=layer,
+        shape=tuple(n for n in (heads, width) if n is not None),
+        heads=heads,
+        editable=kind.edit and reason is None,
+        derived_from=tuple(map(fill, kind.derived_from)),
+        available=reason is None,
+        reason=reason,
+    )

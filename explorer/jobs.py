@@ -1,0 +1,168 @@
+"""The one worker thread that owns an engine: jobs in order, progress, cancel."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from .errors import Cancelled, SessionClosed
+
+PROGRESS_SECONDS = 0.05  # more than 20 messages a second trip Jupyter's rate limit and lose the last one
+OnProgress = Callable[[int, int, str], None]
+
+
+class Job:
+    """A function waiting, running or done. `fn(job)` runs in the worker thread."""
+
+    def __init__(self, fn: Callable[[Job], Any], slot: str | None, on_progress: OnProgress | None) -> None:
+        self.slot = slot
+        self.error: BaseException | None = None
+        self._fn = fn
+        self._on_progress = on_progress
+        self._value: Any = None
+        self._cancel = threading.Event()
+        self._done = threading.Event()
+        self._callbacks: list[Callable[[Job], None]] = []
+        self._lock = threading.Lock()
+        self._reported = 0.0
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether someone asked it to stop; a running job looks at this between two steps."""
+        return self._cancel.is_set()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._done.is_set()
+
+    def cancel(self) -> None:
+        """Ask it to stop. A job that has not started never will."""
+        self._cancel.set()
+
+    def progress(self, done: int, total: int, message: str = "") -> None:
+        """Report progress, from the worker thread; at most 20 times a second, the last one always."""
+        now = time.monotonic()
+        if self._on_progress and (done >= total or now - self._reported >= PROGRESS_SECONDS):
+            self._reported = now
+            self._on_progress(done, total, message)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended; False when it has not within `timeout` seconds."""
+        return self._done.wait(timeout)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Its value. Raises what it raised, `Cancelled` if it never ran, TimeoutError after `timeout` seconds."""
+        if not self.wait(timeout):
+            raise TimeoutError(f"the job has not ended within {timeout} seconds")
+        if self.error is not None:
+            raise self.error
+        return self._value
+
+    def add_done_callback(self, callback: Callable[[Job], None]) -> None:
+        """Call `callback(job)` when it has ended, in the worker thread; at once if it already has."""
+        with self._lock:
+            if not self.done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def _run(self) -> None:
+        try:
+            if self.cancelled:
+                raise Cancelled("cancelled before it started")
+            self._value = self._fn(self)
+        except BaseException as error:  # handed to whoever asks for the result
+            self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._done.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+
+class Jobs:
+    """A queue with one thread. Callbacks of widgets only enqueue here, so that the kernel never blocks."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: deque[Job] = deque()
+        self._running: Job | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def current(self) -> Job | None:
+        """The running job, seen from the worker thread; None from any other."""
+        return self._running if threading.current_thread() is self._thread else None
+
+    def submit(self, fn: Callable[[Job], Any], *, slot: str | None = None, on_progress: OnProgress | None = None) -> Job:
+        """Queue `fn(job)`. In a slot the latest job wins: it drops the one that waits and cancels the one that runs."""
+        job = Job(fn, slot, on_progress)
+        dropped: list[Job] = []
+        with self._changed:
+            if self._closed:
+                raise SessionClosed("the session is closed; boot a new one")
+            if slot is not None:
+                dropped = [j for j in self._queue if j.slot == slot]
+                self._queue = deque(j for j in self._queue if j.slot != slot)
+                if self._running is not None and self._running.slot == slot:
+                    self._running.cancel()
+            self._queue.append(job)
+            self._changed.notify()
+        for old in dropped:
+            old.cancel()
+            old._run()
+        return job
+
+    def call(self, fn: Callable[[Job], Any]) -> Any:
+        """Run `fn(job)` in the worker thread and wait for it; from inside a job, run it as part of that job.
+
+        An interrupt (Ctrl-C) cancels the job, waits until the engine has let go of it, and is raised again.
+        """
+        current = self.current
+        if current is not None:
+            return fn(current)
+        job = self.submit(fn)
+        try:
+            return job.result()
+        except KeyboardInterrupt:
+            job.cancel()
+            job.wait()
+            raise
+
+    def close(self, last: Callable[[Job], Any]) -> None:
+        """Cancel everything, run `last` in the worker thread, and end it. A second call does nothing."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            dropped, self._queue = list(self._queue), deque()
+            if self._running is not None:
+                self._running.cancel()
+            job = Job(last, None, None)
+            self._queue.append(job)
+            self._changed.notify()
+        for old in dropped:
+            old.cancel()
+            old._run()
+        if threading.current_thread() is not self._thread:
+            job.result()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                self._running = self._queue.popleft()
+            self._running._run()
+            self._running = None

@@ -1,0 +1,244 @@
+"""What comes back: a Run, and the Comparison of a clean and a patched one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from .analysis import attention, metrics
+from .engine.protocol import Model, Request, Result
+from .hooks import Catalogue
+from .models import Token, Tokenizer, one_token, token_table
+from .specs import Edit, to_json
+
+
+class TopToken(NamedTuple):
+    """One candidate for the next token."""
+
+    text: str
+    id: int
+    prob: float
+    logprob: float
+
+
+class TokenChange(NamedTuple):
+    """One candidate for the next token, clean and patched; `change` is patched_prob - clean_prob."""
+
+    text: str
+    id: int
+    clean_prob: float
+    patched_prob: float
+    change: float
+
+
+class Difference(NamedTuple):
+    """A number of a clean and of a patched run."""
+
+    clean: float
+    patched: float
+
+
+class Origin(NamedTuple):
+    """What a Run needs of the session that made it: the model, names, words, and the engine's head."""
+
+    model: Model
+    catalogue: Catalogue
+    tokenizer: Tokenizer
+    head: Callable[[torch.Tensor], torch.Tensor]  # (rows, d_model) -> (rows, d_vocab); raises SessionClosed
+
+
+class Run:
+    """One forward pass, and optional generation, of one prompt under one spec.
+
+    A run has a row for each token that was fed: the prompt's, and with generation every generated one but the last.
+
+    Attributes:
+        ids: token ids of the prompt and the generated tokens.
+        prompt_length: how many of them are the prompt's.
+        rows: how many tokens were fed.
+        captured: canonical names of what was captured.
+        spec: the edits as plain JSON, `{}` for a clean run.
+    """
+
+    def __init__(
+        self, origin: Origin, request: Request, result: Result, edits: Sequence[Edit], captured: Sequence[str]
+    ) -> None:
+        self.ids = (*request.ids, *result.generated)
+        self.prompt_length = len(request.ids)
+        self.rows = len(result.head_rows)
+        self.captured = tuple(captured)
+        self._edits = tuple(edits)
+        self._request = request
+        self._origin = origin
+        self._captures = result.captures
+        self._head_rows = result.head_rows
+        self._last_logits = result.last_logits
+        self._logits: torch.Tensor | None = None
+
+    # what was captured
+
+    def __getitem__(self, hook: str) -> torch.Tensor:
+        """What a hook held: CPU tensor in the engine's dtype.
+
+        `(rows, width)`; `(rows, heads, d_head)` on head hooks; `(heads, query, key)` for patterns and scores;
+        `(rows, d_vocab)` float32 for the logits. At an edited hook this is the value after the edits.
+        KeyError when the hook was not captured; `SpecError` when there is no such hook.
+        """
+        point = self._origin.catalogue.require(hook)
+        if point.name not in self.captured:
+            raise KeyError(f"{point.name} was not captured; run again with capture={hook!r} (or a list that holds it)")
+        if point.component == "logits":
+            return self.logits
+        if point.derived_from:
+            q, k = (self._captures[name] for name in point.derived_from)
+            assert point.layer is not None
+            replay = attention.pattern if point.component == "pattern" else attention.scores
+            return replay(q, k, self._origin.model.attention[point.layer]).to(q.dtype)
+        return self._captures[point.name]
+
+    def __contains__(self, hook: object) -> bool:
+        return hook in self._origin.catalogue and self._origin.catalogue.find(hook).name in self.captured
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.captured)
+
+    def __len__(self) -> int:
+        return len(self.captured)
+
+    def pattern(self, layer: int) -> torch.Tensor:
+        """Attention weights of a layer: `(heads, query, key)`. Needs `capture="blocks.{layer}.attn.hook_pattern"`."""
+        layers = self._origin.model.shape.layers
+        if not -layers <= layer < layers:
+            raise IndexError(f"layer {layer} is past the model's {layers} layers")
+        return self[f"blocks.{layer % layers}.attn.hook_pattern"]
+
+    # what was predicted
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Logits at every row, float32 `(rows, d_vocab)`: the model's own head, applied in the worker on first access.
+
+        No second forward pass. Raises `SessionClosed` when the session was closed before they were read.
+        """
+        if self._logits is None:
+            last = self._last_logits[None]
+            self._logits = torch.cat([self._origin.head(self._head_rows[:-1]), last]) if self.rows > 1 else last
+        return self._logits
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """Nats a token, `(rows - 1,)`: entry t scores token t + 1."""
+        return metrics.next_token_loss(self.logits, self.ids[: self.rows])
+
+    def top(self, k: int = 10, position: int = -1) -> list[TopToken]:
+        """The k most probable next tokens at a position, best first."""
+        logprobs = metrics.log_probs(self.logits_at(position))
+        values, ids = logprobs.topk(min(k, logprobs.shape[0]))
+        texts = self._origin_texts(ids.tolist())
+        return [
+            TopToken(t, i, p, v)
+            for t, i, p, v in zip(texts, ids.tolist(), values.exp().tolist(), values.tolist(), strict=True)
+        ]
+
+    def logit_diff(self, a: str | int, b: str | int, position: int = -1) -> float:
+        """logit(a) - logit(b) at a position; a and b are one-token strings or ids."""
+        logits = self.logits_at(position)
+        return float(logits[self.token_id(a)] - logits[self.token_id(b)])
+
+    def logits_at(self, position: int = -1) -> torch.Tensor:
+        """Logits of one row, float32 `(d_vocab,)`; the last row needs no call to the worker. IndexError past the rows."""
+        if not -self.rows <= position < self.rows:
+            raise IndexError(f"position {position} is past the run's {self.rows} rows")
+        return self._last_logits if position % self.rows == self.rows - 1 else self.logits[position]
+
+    def token_id(self, token: str | int) -> int:
+        """The id of a one-token string, or the id itself. ValueError when it is several tokens."""
+        return one_token(self._origin.tokenizer, token, vocab_size=self._origin.model.shape.d_vocab)
+
+    # what was run
+
+    @cached_property
+    def tokens(self) -> list[Token]:
+        """Prompt and generated tokens, position by position."""
+        return token_table(self._origin.tokenizer, self.ids)
+
+    @property
+    def generated(self) -> tuple[int, ...]:
+        """Ids of the generated tokens."""
+        return self.ids[self.prompt_length :]
+
+    @cached_property
+    def text(self) -> str:
+        """The generated text; empty when nothing was generated."""
+        return str(self._origin.tokenizer.decode(self.generated, skip_special_tokens=True))
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The edits as plain JSON, `{}` for a clean run. Patch sources are recipes."""
+        return to_json(self._edits)
+
+    def recipe(self) -> dict[str, Any]:
+        """How to make the fed tokens' activations again: `{"ids": [...], "edits": {...}}`, plain JSON.
+
+        Edits of a run that generated are written with the positions they touched.
+        """
+        edits = self._edits
+        if self.rows > self.prompt_length:
+            edits = tuple(
+                Edit(**(vars(e) | {"pos": list(r.rows), "phase": "prompt"} | ({"source_pos": list(r.source[1])} if r.source else {})))
+                for e, r in zip(edits, self._request.edits, strict=True)
+            )
+        out: dict[str, Any] = {"ids": list(self.ids[: self.rows])}
+        return out | {"edits": to_json(edits)} if edits else out
+
+    def rows_at(self, hook: str) -> torch.Tensor | None:
+        """The captured rows of a tapped hook, None when it was not captured."""
+        return self._captures.get(hook)
+
+    def _origin_texts(self, ids: Sequence[int]) -> list[str]:
+        return [token.text for token in token_table(self._origin.tokenizer, ids)]
+
+    def __repr__(self) -> str:
+        count = sum(len(b) if isinstance(b, list) else 1 for b in self.spec.values())
+        prompt = "".join(token.text for token in self.tokens[: self.prompt_length])
+        lines = [
+            f"Run of {prompt if len(prompt) <= 60 else prompt[:57] + '...'!r}",
+            f"  {self.rows} rows, {len(self.generated)} generated tokens, {count} edits, {len(self.captured)} hooks captured",
+            "  next: " + ", ".join(f"{t.text!r} {t.prob:.1%}" for t in self.top(5)),
+        ]
+        return "\n".join(lines)
+
+
+class Comparison:
+    """A clean and a patched run of the same prompt, made in one batch."""
+
+    def __init__(self, clean: Run, patched: Run) -> None:
+        self.clean = clean
+        self.patched = patched
+
+    def top(self, k: int = 10, position: int = -1) -> list[TokenChange]:
+        """The union of both runs' k most probable next tokens, most probable (in either) first."""
+        clean, patched = (metrics.log_probs(r.logits_at(position)).exp() for r in (self.clean, self.patched))
+        ids = {t.id: t.text for run in (self.clean, self.patched) for t in run.top(k, position)}
+        rows = [
+            TokenChange(text, i, float(clean[i]), float(patched[i]), float(patched[i]) - float(clean[i]))
+            for i, text in ids.items()
+        ]
+        return sorted(rows, key=lambda row: -max(row.clean_prob, row.patched_prob))
+
+    def logit_diff(self, a: str | int, b: str | int, position: int = -1) -> Difference:
+        """logit(a) - logit(b), clean and patched."""
+        return Difference(self.clean.logit_diff(a, b, position), self.patched.logit_diff(a, b, position))
+
+    def kl(self, position: int = -1) -> float:
+        """KL(clean || patched) of the next-token distributions, in nats."""
+        return float(metrics.kl(self.clean.logits_at(position), self.patched.logits_at(position)))
+
+    def __repr__(self) -> str:
+        rows = [f"  {r.text!r:16} {r.clean_prob:7.1%} -> {r.patched_prob:7.1%}  {r.change * 100:+6.1f}" for r in self.top(5)]
+        return "\n".join(["Comparison, clean -> patched", *rows, f"  KL(clean || patched) {self.kl():.3f} nats"])
+
+

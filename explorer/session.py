@@ -1,0 +1,352 @@
+"""The session: boot a model once, then run, compare and generate on it."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .engine.protocol import Engine, Request, Result
+from .errors import BootError, SessionClosed
+from .hooks import Catalogue
+from .jobs import Job, Jobs
+from .models import Token, encode, load_tokenizer, resolve, token_table
+from .plan import Plan
+from .runs import Comparison, Origin, Run
+from .specs import parse, parse_batch
+
+Prompt = str | Sequence[int]
+
+# TransformerLens's boot_vllm has to be told at boot what will be used later; nothing has to be told here.
+ALWAYS_ON = ("enable_batching", "enable_position_interventions")
+
+
+def boot(
+    model: str | Path,
+    *,
+    engine: str = "auto",
+    mode: str | None = None,
+    tokenizer: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    gpu_memory_utilization: float = 0.5,
+    max_model_len: int | None = None,
+    max_num_batched_tokens: int = 2048,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    **vllm_kwargs: Any,
+) -> Session:
+    """Load a model and make it ready: imports, weights and the first forward pass all happen here.
+
+    Args:
+        model: a bundled name (`smollm2-135m`), a hub id, or a folder.
+        engine: `vllm` or `auto` (vLLM).
+        mode: `eager`, or None for it.
+        tokenizer: a folder or hub id, when it is not the model's own.
+        dtype: None is the checkpoint's own; else `float32`, `bfloat16` or `float16`.
+        gpu_memory_utilization: the share of a GPU's memory that vLLM may take. On a CPU the key-value cache is sized
+            for `max_model_len` and one batch instead (`kv_cache_memory_bytes` sets it).
+        max_model_len: the longest prompt plus generation, in tokens; None is the model's own.
+        max_num_batched_tokens: tokens in one forward pass; longer prompts run in chunks.
+        vllm_kwargs: any other keyword of `vllm.LLM`.
+
+    Raises `BootError` (a ValueError), one sentence, before weights load; ImportError with the install line without vLLM.
+    """
+    if engine not in ("auto", "vllm"):
+        raise BootError(f"boot: engine must be 'vllm' or 'auto', not {engine!r}")
+    if mode not in (None, "eager"):
+        raise BootError(f"boot: mode must be 'eager', not {mode!r}")
+    for name in ALWAYS_ON:
+        if name in vllm_kwargs:
+            del vllm_kwargs[name]
+            warnings.warn(f"boot: {name} changes nothing here: batches and positions always work", stacklevel=2)
+    options = vllm_kwargs | {
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "tensor_parallel_size": tensor_parallel_size,
+        "pipeline_parallel_size": pipeline_parallel_size,
+    }
+    with _BootLine(str(model)) as line:
+        path = str(resolve(model, lambda fraction, message: line(message)))
+        words = load_tokenizer(tokenizer or path)
+        jobs = Jobs(f"explorer-{Path(path).name}")
+        try:
+            built = jobs.call(lambda job: _vllm(path, options, _stop_ids(words, path), line))
+        except BaseException:
+            jobs.close(lambda job: None)
+            raise
+        session = Session(str(model), path, built, words, jobs)
+        line.ready(session)
+    return session
+
+
+class Session:
+    """A model in an engine, and everything that can be asked of it.
+
+    Every method may be called from any thread; the engine itself lives in one worker thread (`jobs`). A context manager:
+    leaving it closes the session.
+
+    Attributes:
+        hooks: the catalogue of hook points: names, shapes, and which cannot fire here and why.
+        info: engine, version, device, dtype, mode and sizes of the model, for people to read.
+        jobs: the worker thread; widgets enqueue there.
+        name: the name it was booted with; `model_path`: the folder the engine loaded, None for a hub id.
+    """
+
+    def __init__(self, name: str, path: str, engine: Engine, tokenizer: Any, jobs: Jobs) -> None:
+        self.name = Path(name).name
+        self.model_path = path if Path(path).is_dir() else None
+        self.jobs = jobs
+        self._engine: Engine | None = engine
+        self.model = engine.model
+        self.hooks = Catalogue(engine.model.shape, engine.model.missing)
+        self.info = {"model": self.name, **engine.model.info, **vars(engine.model.shape)}
+        self._tokenizer = tokenizer
+        self._origin = Origin(engine.model, self.hooks, tokenizer, self._head)
+        self._finalizer = weakref.finalize(self, jobs.close, lambda job: engine.close())
+
+    # asking
+
+    def tokens(self, prompt: Prompt, chat: bool = False) -> list[Token]:
+        """The prompt as the model will read it: ids, raw and display text, special flags, position by position."""
+        return token_table(self._tokenizer, self._encode(prompt, chat))
+
+    def run(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        edits: Any = None,
+        capture: str | Sequence[str] = (),
+        max_new_tokens: int = 0,
+        *,
+        chat: bool = False,
+        logits: bool = False,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+    ) -> Any:
+        """Run a prompt under a spec. A list of prompts is one batch and gives a list of Runs in that order.
+
+        Args:
+            prompt: a string, a list of token ids, or a list of those. Special tokens are the tokenizer's own default.
+            edits: a spec (dict, Edit or list of Edits); for a batch one for all, or a list with one a prompt.
+            capture: hook names, aliases, globs (`"blocks.*.hook_out"`) or `"all"`.
+            max_new_tokens: tokens to generate; the run then has prompt + max_new_tokens - 1 rows.
+            chat: apply the tokenizer's chat template.
+            logits: compute the logits of every row now instead of on first access.
+            temperature: 0 is greedy. `seed` makes sampling repeat.
+            stop: generation ends when one of these strings appears.
+
+        Returns a `Run` or a list of them. Raises `SpecError` for a spec and ValueError for a prompt that cannot run.
+        """
+        one, prompts = _batch(prompt)
+        specs = parse_batch(edits, len(prompts)) if not one else [parse(edits)]
+        runs = self._run(prompts, specs, capture, chat, logits, _sampling(max_new_tokens, temperature, seed, stop))
+        return runs[0] if one else runs
+
+    def compare(
+        self, prompt: Prompt | Sequence[Prompt], edits: Any, capture: str | Sequence[str] = (), *, chat: bool = False
+    ) -> Any:
+        """Run a prompt clean and under a spec, in one batch. Arguments as for `run`.
+
+        Returns a `Comparison`, or a list of them for a list of prompts.
+        """
+        one, prompts = _batch(prompt)
+        specs = parse_batch(edits, len(prompts)) if not one else [parse(edits)]
+        runs = self._run([*prompts, *prompts], [*[()] * len(prompts), *specs], capture, chat, False, {}, len(prompts))
+        pairs = [Comparison(c, p) for c, p in zip(runs[: len(prompts)], runs[len(prompts) :], strict=True)]
+        return pairs[0] if one else pairs
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        edits: Any = None,
+        max_new_tokens: int = 40,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        *,
+        capture: str | Sequence[str] = (),
+        chat: bool = False,
+    ) -> Any:
+        """Generate text; `run` with `max_new_tokens` at least 1. The text is `run.text`."""
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1 to generate, not {max_new_tokens!r}")
+        return self.run(
+            prompt, edits, capture, max_new_tokens, chat=chat, temperature=temperature, seed=seed, stop=stop
+        )
+
+    def explore(self, prompt: str = "The Eiffel Tower is in the city of") -> Any:
+        """The workbench on this session, as a widget: show it as the last line of a cell."""
+        try:
+            from widgets import explore
+        except ImportError as error:
+            raise ImportError(f"the workbench needs Jupyter widgets ({error}): pip install 'activation-explorer[notebooks]'") from error
+        return explore(self, prompt)
+
+    def close(self) -> None:
+        """Free the model's memory. Runs stay readable, but for logits not read yet. A second close does nothing."""
+        if self._finalizer.detach():
+            engine, self._engine = self._engine, None
+            assert engine is not None
+            self.jobs.close(lambda job: engine.close())
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        i = self.info
+        state = "" if self._engine is not None else " (closed)"
+        return (
+            f"Session of {self.name}{state}: {i['engine']}, {i['device']}, {i['dtype']}, {i['mode']}; {i['layers']} layers, "
+            f"{i['heads']} heads, d_model {i['d_model']}"
+        )
+
+    # doing
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        specs: Sequence[Any],
+        capture: str | Sequence[str],
+        chat: bool,
+        logits: bool,
+        sampling: dict[str, Any],
+        numbered: int = 0,
+    ) -> list[Run]:
+        captured = self.hooks.match(capture)
+        numbered = numbered or len(prompts)
+        plan = Plan(self.hooks, self.model.dtype, lambda p: self._encode(p, False, 1))
+        stop = sampling.pop("stop", ())
+        for i, (prompt, spec) in enumerate(zip(prompts, specs, strict=True)):
+            try:
+                ids = self._encode(prompt, chat, max(1, sampling.get("max_new_tokens", 0)))
+                plan.add(ids, spec, captured, **sampling, stop=_stopper(stop, self._tokenizer))
+            except ValueError as error:
+                if numbered > 1:
+                    error.args = (f"prompt {i % numbered + 1}: {error}", *error.args[1:])
+                raise
+        results = self._call(lambda engine, job: _execute(engine, plan, job))
+        runs = [
+            Run(self._origin, request, result, spec, captured)
+            for request, result, spec in zip(plan.requests, results, specs, strict=True)
+        ]
+        if logits:
+            for run in runs:
+                _ = run.logits
+        return runs
+
+    def _encode(self, prompt: Prompt, chat: bool = False, room: int = 0) -> tuple[int, ...]:
+        """Checked token ids; ValueError when the prompt and `room` generated tokens are longer than the model allows."""
+        ids = tuple(encode(self._tokenizer, prompt, chat, vocab_size=self.model.shape.d_vocab))
+        limit = int(self.info["max_model_len"])
+        if room and len(ids) + room > limit:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens and needs room for {room} more, but this session takes {limit} in all; "
+                "shorten it, or boot with a larger max_model_len"
+            )
+        return ids
+
+    def _head(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._call(lambda engine, job: engine.logits(rows))  # type: ignore[no-any-return]
+
+    def _call(self, fn: Callable[[Engine, Job], Any]) -> Any:
+        engine = self._engine
+        if engine is None:
+            raise SessionClosed("the session is closed: logits that were not read are gone, and nothing can run; boot a new one")
+        return self.jobs.call(lambda job: fn(engine, job))
+
+
+def _execute(engine: Engine, plan: Plan, job: Job) -> list[Result]:
+    """Sources first, held in the engine; then the runs that patch from them; then let the sources go."""
+    held: list[str] = []
+    try:
+        for wave in plan.waves():
+            engine.execute(wave, lambda done, total: None, lambda: job.cancelled)
+            held += [request.key for request in wave]
+        return engine.execute(plan.requests, job.progress, lambda: job.cancelled)
+    finally:
+        if held:
+            engine.release(held)
+
+
+def _batch(prompt: Any) -> tuple[bool, list[Any]]:
+    """Whether it is one prompt, and the prompts as a list."""
+    if hasattr(prompt, "tolist"):
+        prompt = prompt.tolist()
+    if isinstance(prompt, (list, tuple)) and prompt and not all(isinstance(p, int) or hasattr(p, "__index__") for p in prompt):
+        return False, list(prompt)
+    return True, [prompt]
+
+
+def _sampling(max_new_tokens: Any, temperature: Any, seed: Any, stop: Any) -> dict[str, Any]:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be a whole number of at least 0, not {max_new_tokens!r}")
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be a number of at least 0, not {temperature!r}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ValueError(f"seed must be a whole number, not {seed!r}")
+    stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(s, str) and s for s in stop):
+        raise ValueError("stop takes strings that are not empty")
+    return {"max_new_tokens": max_new_tokens, "temperature": float(temperature), "seed": seed, "stop": stop}
+
+
+def _stopper(stop: Sequence[str], tokenizer: Any) -> Callable[[Sequence[int]], bool] | None:
+    if not stop:
+        return None
+    return lambda generated: any(s in tokenizer.decode(generated, skip_special_tokens=True) for s in stop)
+
+
+def _stop_ids(tokenizer: Any, path: str) -> list[int]:
+    """The ids that end a generation: the tokenizer's end of sequence, and those of the model's generation config."""
+    from transformers import GenerationConfig
+
+    try:
+        eos = GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:  # a model without one
+        eos = None
+    ids = [tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])]
+    return list(dict.fromkeys(i for i in ids if i is not None))
+
+
+def _vllm(path: str, options: dict[str, Any], stop_ids: list[int], progress: Callable[[str], None]) -> Engine:
+    from .engine.vllm.engine import VllmEngine
+
+    return VllmEngine(path, options, stop_ids, progress)
+
+
+class _BootLine:
+    """One line that says how far the boot is, rewritten in place."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._start = time.monotonic()
+        self._width = 0
+
+    def __call__(self, stage: str) -> None:
+        self._show(f"{self._model}: {stage} ...")
+
+    def ready(self, session: Session) -> None:
+        self._show(f"{session!r}; ready in {time.monotonic() - self._start:.1f} s\n")
+
+    def _show(self, text: str) -> None:
+        sys.stdout.write("\r" + text.ljust(self._width))
+        sys.stdout.flush()
+        self._width = len(text)
+
+    def __enter__(self) -> _BootLine:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error:
+            self._show("\r")

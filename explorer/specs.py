@@ -1,0 +1,480 @@
+"""Edits and specs: what a user writes, checked and turned into rows, heads and values before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from .errors import SpecError
+from .hooks import Catalogue, HookPoint
+
+OPS: dict[str, tuple[str, ...]] = {  # op -> the fields it needs
+    "suppress": (),
+    "scale": ("factor",),
+    "add": ("value",),
+    "set": ("value",),
+    "patch": ("source",),
+}
+PHASES = ("prompt", "decode", "both")
+KEYS = ("op", "pos", "head", "value", "factor", "source", "source_pos", "phase")
+SOURCE_KEYS = ("prompt", "ids", "edits")
+
+
+@runtime_checkable
+class HasRecipe(Protocol):
+    """A Run: it can say how to make it again, and holds what it captured."""
+
+    def recipe(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a patch takes its values from: a prompt under a spec, and the Run that already holds them, if there is one."""
+
+    prompt: str | None = None
+    ids: tuple[int, ...] | None = None
+    edits: tuple[Edit, ...] = ()
+    run: Any = field(default=None, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The recipe, never tensors."""
+        out: dict[str, Any] = {"prompt": self.prompt} if self.ids is None else {"ids": list(self.ids)}
+        if self.edits:
+            out["edits"] = to_json(self.edits)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """One intervention at one hook point.
+
+    Args:
+        hook: canonical name or alias.
+        op: `suppress` (zero), `scale` (`factor`), `add` (`value`), `set` (`value`), `patch` (`source`, `source_pos`).
+        pos: int, list, tuple, slice text (`"3:7"`), `"last"` or `"all"`; None is all. Negative ints and `"last"` count
+            from the end of the prompt.
+        head: int or list; query heads on q, rot_q and z, key-value heads on k, rot_k and v.
+        value: scalar; `(width,)`; on head hooks `(heads, d_head)` or, with `head`, `(d_head,)` or
+            `(chosen heads, d_head)`. One more leading axis as long as the chosen positions gives a value a position.
+        factor: what `scale` multiplies with.
+        source: for `patch`: a Run, a prompt, a list of token ids, or a recipe `{"prompt" | "ids": ..., "edits": ...}`.
+        source_pos: positions in the source, one for each of `pos`; None repeats `pos`.
+        phase: `"prompt"`, `"decode"` (generated tokens that are fed back) or `"both"`.
+
+    Nothing is checked here: `SpecError` comes from the call that runs it, which knows the model and the prompt.
+    """
+
+    hook: str
+    op: str
+    pos: Any = field(default=None, kw_only=True)
+    head: Any = field(default=None, kw_only=True)
+    value: Any = field(default=None, kw_only=True)
+    factor: Any = field(default=None, kw_only=True)
+    source: Any = field(default=None, kw_only=True)
+    source_pos: Any = field(default=None, kw_only=True)
+    phase: str = field(default="prompt", kw_only=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"hook", "op", ...}` without the fields that are at their default."""
+        out: dict[str, Any] = {"hook": self.hook, "op": self.op}
+        for key in ("pos", "head", "value", "factor", "source_pos"):
+            if getattr(self, key) is not None:
+                out[key] = _plain(getattr(self, key))
+        if self.source is not None:
+            out["source"] = as_source(self.source, f"({self.hook}, {self.op})").to_json()
+        if self.phase != "prompt":
+            out["phase"] = self.phase
+        return out
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Edit) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]  # its value may be a tensor
+
+
+@dataclass(frozen=True)
+class RowEdit:
+    """An edit as an engine applies it: everything resolved to numbers.
+
+    `rows` are absolute positions; `value` is `(positions | 1, heads | 1, width | 1)`; `source` is the key of a request
+    whose captures are held, and its absolute positions, one for each of `rows`.
+    """
+
+    hook: str
+    op: str
+    rows: range | tuple[int, ...]
+    heads: tuple[int, ...] | None = None
+    factor: float | None = None
+    value: torch.Tensor | None = None
+    source: tuple[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How long a run is: `prompt` tokens, and `rows` rows in all (more than `prompt` when it generates)."""
+
+    prompt: int
+    rows: int
+
+
+def parse(edits: Any) -> tuple[Edit, ...]:
+    """A spec as the user wrote it, as a tuple of Edits: None, an Edit, a list of Edits, or the JSON form.
+
+    Raises `SpecError` for anything else, for unknown ops and keys, and for a missing or superfluous field.
+    """
+    if edits is None:
+        return ()
+    if isinstance(edits, Edit):
+        edits = [edits]
+    if callable(edits):
+        raise SpecError("a spec is data, not a function: write an Edit(hook, op, ...) or {hook: {'op': ...}}")
+    if isinstance(edits, Mapping):
+        edits = _from_json(edits)
+    if not isinstance(edits, Sequence) or isinstance(edits, str):
+        raise SpecError(f"a spec is a dict or a list of Edits, not {type(edits).__name__}")
+    for i, edit in enumerate(edits):
+        if not isinstance(edit, Edit):
+            raise SpecError(f"edit {i + 1} is {_short(edit)}, not an Edit; a list of specs needs a list of prompts", i)
+        _check_fields(edit, i)
+    return tuple(edits)
+
+
+def parse_batch(edits: Any, prompts: int) -> list[tuple[Edit, ...]]:
+    """One spec a prompt: `edits` is one spec for all, or a list with one spec (dict, list of Edits, None) a prompt."""
+    if isinstance(edits, (list, tuple)) and not all(isinstance(e, Edit) for e in edits):
+        if len(edits) != prompts:
+            raise SpecError(f"there are {len(edits)} specs for {prompts} prompts; give one spec, or one a prompt")
+        specs = []
+        for i, spec in enumerate(edits):
+            try:
+                specs.append(parse(spec))
+            except SpecError as error:
+                raise SpecError(f"prompt {i + 1}: {error}", error.edit_index) from None
+        return specs
+    return [parse(edits)] * prompts
+
+
+def to_json(edits: Sequence[Edit]) -> dict[str, Any]:
+    """The spec as plain JSON: `{hook: {"op": ...}}`, or `{hook: [edit, ...]}` where a hook has several."""
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for edit in edits:
+        body = edit.to_json()
+        grouped.setdefault(body.pop("hook"), []).append(body)
+    return {hook: bodies[0] if len(bodies) == 1 else bodies for hook, bodies in grouped.items()}
+
+
+def as_source(source: Any, where: str) -> Source:
+    """A patch source in any of its forms. `where` names the edit in the error."""
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, str):
+        return Source(prompt=source)
+    if isinstance(source, HasRecipe):
+        recipe = source.recipe()
+        return Source(ids=tuple(recipe["ids"]), edits=parse(recipe.get("edits")), run=source)
+    if isinstance(source, Mapping):
+        unknown = [key for key in source if key not in SOURCE_KEYS]
+        if unknown or ("prompt" in source) == ("ids" in source):
+            problem = f"unknown key {unknown[0]!r}" if unknown else "it needs exactly one of 'prompt' and 'ids'"
+            raise SpecError(f"{where}: source: {problem}; write {{'prompt': ...}} or {{'ids': [...]}}, with 'edits' if it has any")
+        try:
+            edits = parse(source.get("edits"))
+        except SpecError as error:
+            raise SpecError(f"{where}: source: {error}") from None
+        if "ids" in source:
+            return Source(ids=_token_ids(source["ids"], where), edits=edits)
+        if not isinstance(source["prompt"], str):
+            raise SpecError(f"{where}: source: 'prompt' is {_short(source['prompt'])}, not a string")
+        return Source(prompt=source["prompt"], edits=edits)
+    if isinstance(source, Sequence):
+        return Source(ids=_token_ids(source, where))
+    raise SpecError(f"{where}: source is {_short(source)}; it must be a Run, a prompt or a list of token ids")
+
+
+def resolve(
+    edits: Sequence[Edit],
+    catalogue: Catalogue,
+    extent: Extent,
+    dtype: torch.dtype,
+    source: Callable[[Source, HookPoint, str], tuple[Extent, str | torch.Tensor]],
+) -> tuple[RowEdit, ...]:
+    """Check every edit against the model and the prompt and turn it into rows, heads and values.
+
+    `source` says how long a patch source is and where its values are: the key of a held request, or the hook's rows
+    themselves as a `(rows, ...)` tensor. Raises `SpecError` naming the edit.
+    """
+    return tuple(_resolve(edit, i, catalogue, extent, dtype, source) for i, edit in enumerate(edits))
+
+
+def _resolve(
+    edit: Edit,
+    index: int,
+    catalogue: Catalogue,
+    extent: Extent,
+    dtype: torch.dtype,
+    source: Callable[[Source, HookPoint, str], tuple[Extent, str | torch.Tensor]],
+) -> RowEdit:
+    where = describe(edit, index)
+
+    def refuse(problem: str) -> SpecError:
+        return SpecError(f"{where}: {problem}", index)
+
+    try:
+        point = catalogue.require(edit.hook)
+    except SpecError as error:
+        raise refuse(str(error)) from None
+    if not point.editable:
+        raise refuse(f"{point.name} can be captured but not edited: {_read_only(point)}")
+    heads = _heads(edit.head, point, refuse)
+    rows = _rows(edit.pos, edit.phase, extent, "pos", "prompt", refuse)
+    shape = (point.heads if heads is None else len(heads), point.shape[-1]) if point.heads else (1, point.width)
+    if edit.op in ("add", "set"):
+        value = _value(edit.value, point, heads, shape, len(rows), dtype, refuse)
+        return RowEdit(point.name, edit.op, rows, heads, value=value)
+    if edit.op == "scale":
+        return RowEdit(point.name, edit.op, rows, heads, factor=_factor(edit.factor, refuse))
+    if edit.op == "suppress":
+        return RowEdit(point.name, edit.op, rows, heads)
+    origin = as_source(edit.source, where)
+    try:
+        source_extent, values = source(origin, point, where)
+    except SpecError as error:
+        raise SpecError(str(error), index) from None
+    expression = edit.pos if edit.source_pos is None else edit.source_pos
+    phase = "both" if edit.phase != "prompt" else "prompt"
+    source_rows = tuple(_rows(expression, phase, source_extent, "source_pos", "source", refuse))
+    if len(source_rows) != len(rows):
+        raise refuse(
+            f"pos chooses {_count(len(rows), 'position')} of the prompt but {_count(len(source_rows), 'position')} of the "
+            "source; give pos and source_pos of equal count"
+        )
+    if isinstance(values, str):
+        return RowEdit(point.name, "patch", rows, heads, source=(values, source_rows))
+    block = values[list(source_rows)].reshape(len(rows), point.heads or 1, point.shape[-1])
+    return RowEdit(point.name, "set", rows, heads, value=block if heads is None else block[:, list(heads)])
+
+
+def describe(edit: Edit, index: int) -> str:
+    """How errors name an edit: `edit 1 (blocks.5.hook_out, scale)`."""
+    return f"edit {index + 1} ({edit.hook}, {edit.op})"
+
+
+def _from_json(spec: Mapping[Any, Any]) -> list[Edit]:
+    out: list[Edit] = []
+    for hook, bodies in spec.items():
+        if not isinstance(hook, str):
+            raise SpecError(f"a spec maps hook names to edits; {_short(hook)} is no hook name", len(out))
+        for body in bodies if isinstance(bodies, (list, tuple)) else [bodies]:
+            where = f"edit {len(out) + 1} ({hook})"
+            if isinstance(body, Edit):
+                raise SpecError(f"{where}: an Edit already names its hook; give a list of Edits instead of a dict", len(out))
+            if callable(body):
+                raise SpecError(f"{where} is a function; an edit is data such as {{'op': 'scale', 'factor': 0.5}}", len(out))
+            if not isinstance(body, Mapping):
+                raise SpecError(f"{where} is {_short(body)}; it must be a dict such as {{'op': 'suppress'}}", len(out))
+            for key in body:
+                if key not in KEYS:
+                    close = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.4)
+                    hint = f"; did you mean {close[0]!r}?" if close else f"; the keys are {', '.join(KEYS)}"
+                    raise SpecError(f"{where}: unknown key {key!r}{hint}", len(out))
+            if "op" not in body:
+                raise SpecError(f"{where}: it names no op; the ops are {', '.join(OPS)}", len(out))
+            out.append(Edit(hook, body["op"], **{k: v for k, v in body.items() if k != "op"}))
+    return out
+
+
+def _check_fields(edit: Edit, index: int) -> None:
+    where = describe(edit, index)
+    if not isinstance(edit.op, str) or edit.op not in OPS:
+        close = difflib.get_close_matches(str(edit.op), OPS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise SpecError(f"{where}: unknown op {edit.op!r}; {hint}the ops are {', '.join(OPS)}", index)
+    if not isinstance(edit.phase, str) or edit.phase not in PHASES:
+        raise SpecError(f"{where}: unknown phase {edit.phase!r}; it is one of {', '.join(PHASES)}", index)
+    needed = OPS[edit.op]
+    for key in needed:
+        if getattr(edit, key) is None:
+            raise SpecError(f"{where}: {edit.op} needs {key!r}", index)
+    allowed = {*needed, *(("source_pos",) if edit.op == "patch" else ())}
+    for key in ("value", "factor", "source", "source_pos"):
+        if getattr(edit, key) is not None and key not in allowed:
+            raise SpecError(f"{where}: {edit.op} takes no {key!r}; remove it", index)
+    if edit.op == "patch":
+        try:
+            as_source(edit.source, where)
+        except SpecError as error:
+            raise SpecError(str(error), index) from None
+
+
+Refuse = Callable[[str], SpecError]
+
+
+def _heads(head: Any, point: HookPoint, refuse: Refuse) -> tuple[int, ...] | None:
+    if head is None:
+        return None
+    if point.heads is None:
+        raise refuse(f"{point.name} has no heads; remove head, or choose a hook that has them, such as attn.o.hook_in (z)")
+    heads = _integers(head, "head", refuse)
+    for h in heads:
+        if not 0 <= h < point.heads:
+            kind = "key-value heads" if point.component in ("k", "rot_k", "v") else "heads"
+            raise refuse(f"head {h} is past its count: {point.name} has {kind} 0 to {point.heads - 1}")
+    return _distinct(heads, "head", refuse)
+
+
+def _rows(pos: Any, phase: str, extent: Extent, name: str, whose: str, refuse: Refuse) -> range | tuple[int, ...]:
+    """The absolute positions that an expression chooses, in the order given."""
+    first = extent.prompt if phase == "decode" else 0
+    stop = extent.prompt if phase == "prompt" else extent.rows
+    if first >= stop:
+        raise refuse("it would match no row: no generated token is fed back; generate at least 2 tokens, or use phase='both'")
+    if pos is None or pos == "all":
+        return range(first, stop)
+    if pos == "last":
+        pos = -1
+    if isinstance(pos, str):
+        rows: range | tuple[int, ...] = _slice(pos, first, extent.prompt, stop, name, whose, refuse)
+    else:
+        rows = tuple(p + extent.prompt if p < 0 else p for p in _integers(pos, name, refuse))
+        for given, p in zip(_integers(pos, name, refuse), rows, strict=True):
+            if not 0 <= p < extent.rows:
+                tokens = _count(extent.prompt, "token") if extent.rows == extent.prompt else f"{extent.rows} rows"
+                raise refuse(f"{name} {given} is past the {whose}, which has {tokens} (0 to {extent.rows - 1})")
+            if not first <= p < stop:
+                part = "generated tokens" if phase == "decode" else "the prompt"
+                raise refuse(f"{name} {given} is outside phase={phase!r}: {part} has positions {first} to {stop - 1}")
+        rows = _distinct(rows, name, refuse)
+    if len(rows) == 0:
+        raise refuse(f"{name} {pos!r} would match no row")
+    return rows
+
+
+def _slice(text: str, first: int, prompt: int, stop: int, name: str, whose: str, refuse: Refuse) -> range:
+    parts = text.split(":")
+    try:
+        numbers = [int(p) if p.strip() else None for p in parts]
+    except ValueError:
+        numbers = []
+    if not 2 <= len(numbers) <= 3:
+        raise refuse(f"{name} {text!r} is not understood; write an int, a list, a slice such as '3:7', 'last' or 'all'")
+    step = 1 if len(numbers) < 3 or numbers[2] is None else numbers[2]
+    if step < 1:
+        raise refuse(f"{name} {text!r}: the step must be at least 1")
+    begin, end = (None if n is None else n + prompt if n < 0 else n for n in numbers[:2])
+    begin = first if begin is None else begin
+    end = stop if end is None else end
+    if begin < first or end > stop:
+        raise refuse(f"{name} {text!r} goes past the {whose}, which has positions {first} to {stop - 1} here")
+    return range(begin, end, step)
+
+
+def _integers(given: Any, name: str, refuse: Refuse) -> tuple[int, ...]:
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    items = given if isinstance(given, (list, tuple, range)) else [given]
+    out = []
+    for item in items:
+        if isinstance(item, bool) or not hasattr(item, "__index__"):
+            raise refuse(f"{name} takes whole numbers, not {_short(item)}")
+        out.append(operator.index(item))
+    if not out:
+        raise refuse(f"{name} is empty: it would match nothing")
+    return tuple(out)
+
+
+def _distinct(items: tuple[int, ...], name: str, refuse: Refuse) -> tuple[int, ...]:
+    for i, item in enumerate(items):
+        if item in items[:i]:
+            raise refuse(f"{name} names {item} twice")
+    return items
+
+
+def _factor(factor: Any, refuse: Refuse) -> float:
+    if isinstance(factor, bool) or not hasattr(factor, "__float__"):
+        raise refuse(f"factor must be a number, not {_short(factor)}")
+    try:
+        number = float(factor)
+    except (TypeError, ValueError, RuntimeError):
+        raise refuse(f"factor must be one number, not {_short(factor)}") from None
+    if not math.isfinite(number):
+        raise refuse(f"factor is {number}; it must be finite")
+    return number
+
+
+def _value(
+    value: Any, point: HookPoint, heads: tuple[int, ...] | None, shape: tuple[int, int], rows: int, dtype: torch.dtype, refuse: Refuse
+) -> torch.Tensor:
+    """The value as `(rows | 1, heads | 1, width | 1)`, in the dtype it came in."""
+    if isinstance(value, (str, bool, Mapping)) or callable(value):
+        raise refuse(f"value must be a number or an array of numbers, not {_short(value)}")
+    try:
+        tensor = torch.as_tensor(value).detach().cpu()
+        if not isinstance(value, torch.Tensor) and not hasattr(value, "dtype"):
+            tensor = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise refuse(f"value is no array of numbers: {error}") from None
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise refuse(f"value must hold real numbers, not {str(tensor.dtype).removeprefix('torch.')}")
+    if not tensor.is_floating_point():
+        tensor = tensor.to(torch.float64)
+    if not torch.isfinite(tensor).all():
+        raise refuse("value holds NaN or infinity; use 'suppress' to zero")
+    if not torch.isfinite(tensor.to(dtype)).all():
+        raise refuse(f"value is too large for the model's {str(dtype).removeprefix('torch.')}")
+    if tensor.dim() == 0:
+        return tensor.reshape(1, 1, 1)
+    count, width = shape
+    # accepted shapes of one position's value -> (heads | 1, width)
+    single: dict[tuple[int, ...], tuple[int, int]] = {}
+    if point.heads is None:
+        single[(width,)] = (1, width)
+    elif heads is None:
+        single[(count * width,)] = (count, width)
+        single[(count, width)] = (count, width)
+    else:
+        single[(width,)] = (1, width)
+        single[(count, width)] = (count, width)
+    given = tuple(tensor.shape)
+    if given in single:
+        return tensor.reshape(1, *single[given])
+    if given[0] == rows and given[1:] in single:
+        return tensor.reshape(rows, *single[given[1:]])
+    if len(given) > 1 and given[1:] in single:
+        raise refuse(f"value gives {given[0]} positions but pos chooses {rows}")
+    expected = " or ".join(map(str, single))
+    raise refuse(f"value has shape {given} but {point.name} needs {expected}, a number, or one of those for each of {rows} positions")
+
+
+def _read_only(point: HookPoint) -> str:
+    editable = {"pattern": "edit q, k or z of the layer", "scores": "edit q, k or z of the layer"}
+    return editable.get(point.component, "edit the last layer's hook_out")
+
+
+def _token_ids(ids: Any, where: str) -> tuple[int, ...]:
+    def refuse(problem: str) -> SpecError:
+        return SpecError(f"{where}: source: {problem}")
+
+    return _integers(ids, "ids", refuse)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"
