@@ -41,25 +41,153 @@ class Kind:
 
 # Canonical names are TransformerLens's bridge names, aliases its classic ones.
 KINDS: tuple[Kind, ...] = (
-    Kind("embed.hook_out", "embed", "residual", "The token embeddings, as the first layer receives them.", ("hook_embed",)),
-    Kind("blocks.{i}.hook_in", "resid_pre", "residual", "The residual stream as the layer reads it.", ("blocks.{i}.hook_resid_pre",)),
-    Kind("blocks.{i}.attn.q.hook_out", "q", "attention", "Queries of each head, before any norm and rotary.", ("blocks.{i}.attn.hook_q",), "heads", "d_head"),
-    Kind("blocks.{i}.attn.k.hook_out", "k", "attention", "Keys of each key-value head, before any norm and rotary.", ("blocks.{i}.attn.hook_k",), "kv_heads", "d_head"),
-    Kind("blocks.{i}.attn.v.hook_out", "v", "attention", "Values of each key-value head.", ("blocks.{i}.attn.hook_v",), "kv_heads", "d_head"),
-    Kind("blocks.{i}.attn.hook_rot_q", "rot_q", "attention", "Queries as attention reads them, after norm and rotary.", (), "heads", "d_head"),
-    Kind("blocks.{i}.attn.hook_rot_k", "rot_k", "attention", "Keys as attention reads them, after norm and rotary.", (), "kv_heads", "d_head"),
-    Kind("blocks.{i}.attn.hook_attn_scores", "scores", "attention", "Query-key scores of each head before the softmax; -inf where masked.", (), "heads", "", False,
-         ("blocks.{i}.attn.hook_rot_q", "blocks.{i}.attn.hook_rot_k")),
-    Kind("blocks.{i}.attn.hook_pattern", "pattern", "attention", "Attention of each head: which earlier token each token looks at.", (), "heads", "", False,
-         ("blocks.{i}.attn.hook_rot_q", "blocks.{i}.attn.hook_rot_k")),
-    Kind("blocks.{i}.attn.o.hook_in", "z", "attention", "What each head carries to the token: the attention-weighted values.", ("blocks.{i}.attn.hook_z",), "heads", "d_head"),
-    Kind("blocks.{i}.attn.hook_out", "attn_out", "attention", "The attention layer's output, added to the stream.", ("blocks.{i}.hook_attn_out",)),
-    Kind("blocks.{i}.ln2.hook_in", "resid_mid", "residual", "The residual stream between attention and MLP.", ("blocks.{i}.hook_resid_mid",)),
-    Kind("blocks.{i}.mlp.out.hook_in", "post", "mlp", "The MLP's neurons, after the activation function.", ("blocks.{i}.mlp.hook_post",), None, "d_mlp"),
-    Kind("blocks.{i}.mlp.hook_out", "mlp_out", "mlp", "The MLP's output, added to the stream.", ("blocks.{i}.hook_mlp_out",)),
-    Kind("blocks.{i}.hook_out", "resid_post", "residual", "The residual stream after the layer.", ("blocks.{i}.hook_resid_post",)),
-    Kind("ln_final.hook_normalized", "ln_final", "residual", "The last stream, normalized, before the final norm's weight.", (), None, "d_model", False),
-    Kind("unembed.hook_out", "logits", "logits", "The logits: one score for each token of the vocabulary.", ("logits",), None, "d_vocab", False),
+    Kind(
+        "embed.hook_out",
+        "embed",
+        "residual",
+        "The token embeddings, as the first layer receives them.",
+        ("hook_embed",),
+    ),
+    Kind(
+        "blocks.{i}.hook_in",
+        "resid_pre",
+        "residual",
+        "The residual stream as the layer reads it.",
+        ("blocks.{i}.hook_resid_pre",),
+    ),
+    Kind(
+        "blocks.{i}.attn.q.hook_out",
+        "q",
+        "attention",
+        "Queries of each head, before any norm and rotary.",
+        ("blocks.{i}.attn.hook_q",),
+        "heads",
+        "d_head",
+    ),
+    Kind(
+        "blocks.{i}.attn.k.hook_out",
+        "k",
+        "attention",
+        "Keys of each key-value head, before any norm and rotary.",
+        ("blocks.{i}.attn.hook_k",),
+        "kv_heads",
+        "d_head",
+    ),
+    Kind(
+        "blocks.{i}.attn.v.hook_out",
+        "v",
+        "attention",
+        "Values of each key-value head.",
+        ("blocks.{i}.attn.hook_v",),
+        "kv_heads",
+        "d_head",
+    ),
+    Kind(
+        "blocks.{i}.attn.hook_rot_q",
+        "rot_q",
+        "attention",
+        "Queries as attention reads them, after norm and rotary.",
+        (),
+        "heads",
+        "d_head",
+    ),
+    Kind(
+        "blocks.{i}.attn.hook_rot_k",
+        "rot_k",
+        "attention",
+        "Keys as attention reads them, after norm and rotary.",
+        (),
+        "kv_heads",
+        "d_head",
+    ),
+    Kind(
+        "blocks.{i}.attn.hook_attn_scores",
+        "scores",
+        "attention",
+        "Query-key scores of each head before the softmax; -inf where masked.",
+        (),
+        "heads",
+        "",
+        False,
+        ("blocks.{i}.attn.hook_rot_q", "blocks.{i}.attn.hook_rot_k"),
+    ),
+    Kind(
+        "blocks.{i}.attn.hook_pattern",
+        "pattern",
+        "attention",
+        "Attention of each head: which earlier token each token looks at.",
+        (),
+        "heads",
+        "",
+        False,
+        ("blocks.{i}.attn.hook_rot_q", "blocks.{i}.attn.hook_rot_k"),
+    ),
+    Kind(
+        "blocks.{i}.attn.o.hook_in",
+        "z",
+        "attention",
+        "What each head carries to the token: the attention-weighted values.",
+        ("blocks.{i}.attn.hook_z",),
+        "heads",
+        "d_head",
+    ),
+    Kind(
+        "blocks.{i}.attn.hook_out",
+        "attn_out",
+        "attention",
+        "The attention layer's output, added to the stream.",
+        ("blocks.{i}.hook_attn_out",),
+    ),
+    Kind(
+        "blocks.{i}.ln2.hook_in",
+        "resid_mid",
+        "residual",
+        "The residual stream between attention and MLP.",
+        ("blocks.{i}.hook_resid_mid",),
+    ),
+    Kind(
+        "blocks.{i}.mlp.out.hook_in",
+        "post",
+        "mlp",
+        "The MLP's neurons, after the activation function.",
+        ("blocks.{i}.mlp.hook_post",),
+        None,
+        "d_mlp",
+    ),
+    Kind(
+        "blocks.{i}.mlp.hook_out",
+        "mlp_out",
+        "mlp",
+        "The MLP's output, added to the stream.",
+        ("blocks.{i}.hook_mlp_out",),
+    ),
+    Kind(
+        "blocks.{i}.hook_out",
+        "resid_post",
+        "residual",
+        "The residual stream after the layer.",
+        ("blocks.{i}.hook_resid_post",),
+    ),
+    Kind(
+        "ln_final.hook_normalized",
+        "ln_final",
+        "residual",
+        "The last stream, normalized, before the final norm's weight.",
+        (),
+        None,
+        "d_model",
+        False,
+    ),
+    Kind(
+        "unembed.hook_out",
+        "logits",
+        "logits",
+        "The logits: one score for each token of the vocabulary.",
+        ("logits",),
+        None,
+        "d_vocab",
+        False,
+    ),
 )
 
 # TransformerLens names that are not served, and the nearest one that is.
@@ -171,15 +299,23 @@ class Catalogue:
         if isinstance(patterns, str):
             patterns = [patterns]
         if callable(patterns):
-            raise SpecError("capture takes hook names or globs, not a function; for example capture='blocks.*.hook_out'")
+            raise SpecError(
+                "capture takes hook names or globs, not a function; for example capture='blocks.*.hook_out'"
+            )
         wanted: set[str] = set()
         for pattern in patterns:
             if pattern == "all":
                 wanted.update(p.name for p in self if p.available)
             elif isinstance(pattern, str) and any(c in pattern for c in "*?["):
-                hits = {p.name for p in self if p.available and any(fnmatch.fnmatchcase(n, pattern) for n in (p.name, *p.aliases))}
+                hits = {
+                    p.name
+                    for p in self
+                    if p.available and any(fnmatch.fnmatchcase(n, pattern) for n in (p.name, *p.aliases))
+                }
                 if not hits:
-                    raise SpecError(f"capture pattern {pattern!r} matches no hook of this model; session.hooks lists them")
+                    raise SpecError(
+                        f"capture pattern {pattern!r} matches no hook of this model; session.hooks lists them"
+                    )
                 wanted.update(hits)
             else:
                 wanted.add(self.require(pattern).name)
@@ -206,12 +342,20 @@ class Catalogue:
         rows = [("hook", "shape a token", "edit", "about")]
         for kind in KINDS:
             point = self._points[kind.name.replace("{i}", "0")]
-            name = kind.name if point.layer is None else kind.name.replace("{i}", "{0.." + str(self.shape.layers - 1) + "}")
-            shape = "heads x query x key" if kind.component in ("pattern", "scores") else " x ".join(map(str, point.shape))
+            name = (
+                kind.name
+                if point.layer is None
+                else kind.name.replace("{i}", "{0.." + str(self.shape.layers - 1) + "}")
+            )
+            shape = (
+                "heads x query x key" if kind.component in ("pattern", "scores") else " x ".join(map(str, point.shape))
+            )
             about = point.about if point.available else f"not available: {point.reason}"
             rows.append((name, shape, "yes" if point.editable else "no", about))
         widths = [max(len(r[c]) for r in rows) for c in range(3)]
-        return "\n".join("  ".join([*(cell.ljust(w) for cell, w in zip(r[:3], widths, strict=True)), r[3]]) for r in rows)
+        return "\n".join(
+            "  ".join([*(cell.ljust(w) for cell, w in zip(r[:3], widths, strict=True)), r[3]]) for r in rows
+        )
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"

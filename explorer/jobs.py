@@ -103,7 +103,9 @@ class Jobs:
         """The running job, seen from the worker thread; None from any other."""
         return self._running if threading.current_thread() is self._thread else None
 
-    def submit(self, fn: Callable[[Job], Any], *, slot: str | None = None, on_progress: OnProgress | None = None) -> Job:
+    def submit(
+        self, fn: Callable[[Job], Any], *, slot: str | None = None, on_progress: OnProgress | None = None
+    ) -> Job:
         """Queue `fn(job)`. In a slot the latest job wins: it drops the one that waits and cancels the one that runs."""
         job = Job(fn, slot, on_progress)
         dropped: list[Job] = []

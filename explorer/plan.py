@@ -32,7 +32,9 @@ class _Planned:
 class Plan:
     """Requests of one call. Sources that several edits share are run once."""
 
-    def __init__(self, catalogue: Catalogue, dtype: torch.dtype, encode: Callable[[str | Sequence[int]], tuple[int, ...]]) -> None:
+    def __init__(
+        self, catalogue: Catalogue, dtype: torch.dtype, encode: Callable[[str | Sequence[int]], tuple[int, ...]]
+    ) -> None:
         """`encode` turns a source's prompt or ids into checked ids; it raises ValueError."""
         self.requests: list[Request] = []
         self._catalogue = catalogue
@@ -44,13 +46,19 @@ class Plan:
         """Add a request for `ids` under `edits`. Raises `SpecError` naming the edit."""
         generated = max(0, sampling.get("max_new_tokens", 0) - 1)  # the last one is never fed
         resolved, _ = self._resolve(edits, Extent(len(ids), len(ids) + generated))
-        self.requests.append(Request(f"run-{next(_counter)}", ids, resolved, tapped(self._catalogue, capture), **sampling))
+        self.requests.append(
+            Request(f"run-{next(_counter)}", ids, resolved, tapped(self._catalogue, capture), **sampling)
+        )
 
     def waves(self) -> list[list[Request]]:
         """Batches of source requests in the order they must run, each to be held until the call is over."""
         depths = sorted({s.depth for s in self._sources.values()})
         return [
-            [Request(s.key, s.ids, s.edits, tuple(s.capture), hold=True) for s in self._sources.values() if s.depth == depth]
+            [
+                Request(s.key, s.ids, s.edits, tuple(s.capture), hold=True)
+                for s in self._sources.values()
+                if s.depth == depth
+            ]
             for depth in depths
         ]
 
@@ -65,7 +73,9 @@ class Plan:
             if rows is not None and extent is not None:
                 if tuple(rows.shape[1:]) != point.shape:
                     theirs, ours = tuple(rows.shape[1:]), point.shape
-                    raise SpecError(f"{where}: the source run holds {theirs} a token at {point.name}, this model {ours}")
+                    raise SpecError(
+                        f"{where}: the source run holds {theirs} a token at {point.name}, this model {ours}"
+                    )
                 return extent, rows
             planned = self._source(origin, where)
             planned.capture[point.name] = None
@@ -94,5 +104,3 @@ def tapped(catalogue: Catalogue, names: Sequence[str]) -> tuple[str, ...]:
         if point.component != "logits":
             out.update(dict.fromkeys(point.derived_from or (name,)))
     return tuple(out)
-
-

@@ -188,7 +188,13 @@ class Run:
         edits = self._edits
         if self.rows > self.prompt_length:
             edits = tuple(
-                Edit(**(vars(e) | {"pos": list(r.rows), "phase": "prompt"} | ({"source_pos": list(r.source[1])} if r.source else {})))
+                Edit(
+                    **(
+                        vars(e)
+                        | {"pos": list(r.rows), "phase": "prompt"}
+                        | ({"source_pos": list(r.source[1])} if r.source else {})
+                    )
+                )
                 for e, r in zip(edits, self._request.edits, strict=True)
             )
         out: dict[str, Any] = {"ids": list(self.ids[: self.rows])}
@@ -238,7 +244,7 @@ class Comparison:
         return float(metrics.kl(self.clean.logits_at(position), self.patched.logits_at(position)))
 
     def __repr__(self) -> str:
-        rows = [f"  {r.text!r:16} {r.clean_prob:7.1%} -> {r.patched_prob:7.1%}  {r.change * 100:+6.1f}" for r in self.top(5)]
+        rows = [
+            f"  {r.text!r:16} {r.clean_prob:7.1%} -> {r.patched_prob:7.1%}  {r.change * 100:+6.1f}" for r in self.top(5)
+        ]
         return "\n".join(["Comparison, clean -> patched", *rows, f"  KL(clean || patched) {self.kl():.3f} nats"])
-
-

@@ -187,7 +187,9 @@ class Session:
         try:
             from widgets import explore
         except ImportError as error:
-            raise ImportError(f"the workbench needs Jupyter widgets ({error}): pip install 'activation-explorer[notebooks]'") from error
+            raise ImportError(
+                f"the workbench needs Jupyter widgets ({error}): pip install 'activation-explorer[notebooks]'"
+            ) from error
         return explore(self, prompt)
 
     def close(self) -> None:
@@ -262,7 +264,9 @@ class Session:
     def _call(self, fn: Callable[[Engine, Job], Any]) -> Any:
         engine = self._engine
         if engine is None:
-            raise SessionClosed("the session is closed: logits that were not read are gone, and nothing can run; boot a new one")
+            raise SessionClosed(
+                "the session is closed: logits that were not read are gone, and nothing can run; boot a new one"
+            )
         return self.jobs.call(lambda job: fn(engine, job))
 
 
@@ -283,7 +287,11 @@ def _batch(prompt: Any) -> tuple[bool, list[Any]]:
     """Whether it is one prompt, and the prompts as a list."""
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
-    if isinstance(prompt, (list, tuple)) and prompt and not all(isinstance(p, int) or hasattr(p, "__index__") for p in prompt):
+    if (
+        isinstance(prompt, (list, tuple))
+        and prompt
+        and not all(isinstance(p, int) or hasattr(p, "__index__") for p in prompt)
+    ):
         return False, list(prompt)
     return True, [prompt]
 
@@ -291,7 +299,11 @@ def _batch(prompt: Any) -> tuple[bool, list[Any]]:
 def _sampling(max_new_tokens: Any, temperature: Any, seed: Any, stop: Any) -> dict[str, Any]:
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be a whole number of at least 0, not {max_new_tokens!r}")
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature < float("inf"):
+    if (
+        isinstance(temperature, bool)
+        or not isinstance(temperature, (int, float))
+        or not 0 <= temperature < float("inf")
+    ):
         raise ValueError(f"temperature must be a number of at least 0, not {temperature!r}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ValueError(f"seed must be a whole number, not {seed!r}")

@@ -182,7 +182,9 @@ def as_source(source: Any, where: str) -> Source:
         unknown = [key for key in source if key not in SOURCE_KEYS]
         if unknown or ("prompt" in source) == ("ids" in source):
             problem = f"unknown key {unknown[0]!r}" if unknown else "it needs exactly one of 'prompt' and 'ids'"
-            raise SpecError(f"{where}: source: {problem}; write {{'prompt': ...}} or {{'ids': [...]}}, with 'edits' if it has any")
+            raise SpecError(
+                f"{where}: source: {problem}; write {{'prompt': ...}} or {{'ids': [...]}}, with 'edits' if it has any"
+            )
         try:
             edits = parse(source.get("edits"))
         except SpecError as error:
@@ -273,9 +275,13 @@ def _from_json(spec: Mapping[Any, Any]) -> list[Edit]:
         for body in bodies if isinstance(bodies, (list, tuple)) else [bodies]:
             where = f"edit {len(out) + 1} ({hook})"
             if isinstance(body, Edit):
-                raise SpecError(f"{where}: an Edit already names its hook; give a list of Edits instead of a dict", len(out))
+                raise SpecError(
+                    f"{where}: an Edit already names its hook; give a list of Edits instead of a dict", len(out)
+                )
             if callable(body):
-                raise SpecError(f"{where} is a function; an edit is data such as {{'op': 'scale', 'factor': 0.5}}", len(out))
+                raise SpecError(
+                    f"{where} is a function; an edit is data such as {{'op': 'scale', 'factor': 0.5}}", len(out)
+                )
             if not isinstance(body, Mapping):
                 raise SpecError(f"{where} is {_short(body)}; it must be a dict such as {{'op': 'suppress'}}", len(out))
             for key in body:
@@ -319,7 +325,9 @@ def _heads(head: Any, point: HookPoint, refuse: Refuse) -> tuple[int, ...] | Non
     if head is None:
         return None
     if point.heads is None:
-        raise refuse(f"{point.name} has no heads; remove head, or choose a hook that has them, such as attn.o.hook_in (z)")
+        raise refuse(
+            f"{point.name} has no heads; remove head, or choose a hook that has them, such as attn.o.hook_in (z)"
+        )
     heads = _integers(head, "head", refuse)
     for h in heads:
         if not 0 <= h < point.heads:
@@ -333,7 +341,9 @@ def _rows(pos: Any, phase: str, extent: Extent, name: str, whose: str, refuse: R
     first = extent.prompt if phase == "decode" else 0
     stop = extent.prompt if phase == "prompt" else extent.rows
     if first >= stop:
-        raise refuse("it would match no row: no generated token is fed back; generate at least 2 tokens, or use phase='both'")
+        raise refuse(
+            "it would match no row: no generated token is fed back; generate at least 2 tokens, or use phase='both'"
+        )
     if pos is None or pos == "all":
         return range(first, stop)
     if pos == "last":
@@ -408,7 +418,13 @@ def _factor(factor: Any, refuse: Refuse) -> float:
 
 
 def _value(
-    value: Any, point: HookPoint, heads: tuple[int, ...] | None, shape: tuple[int, int], rows: int, dtype: torch.dtype, refuse: Refuse
+    value: Any,
+    point: HookPoint,
+    heads: tuple[int, ...] | None,
+    shape: tuple[int, int],
+    rows: int,
+    dtype: torch.dtype,
+    refuse: Refuse,
 ) -> torch.Tensor:
     """The value as `(rows | 1, heads | 1, width | 1)`, in the dtype it came in."""
     if isinstance(value, (str, bool, Mapping)) or callable(value):
@@ -448,7 +464,9 @@ def _value(
     if len(given) > 1 and given[1:] in single:
         raise refuse(f"value gives {given[0]} positions but pos chooses {rows}")
     expected = " or ".join(map(str, single))
-    raise refuse(f"value has shape {given} but {point.name} needs {expected}, a number, or one of those for each of {rows} positions")
+    raise refuse(
+        f"value has shape {given} but {point.name} needs {expected}, a number, or one of those for each of {rows} positions"
+    )
 
 
 def _read_only(point: HookPoint) -> str:

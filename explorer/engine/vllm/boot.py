@@ -27,7 +27,10 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "
 LOCKED: dict[str, tuple[Any, str]] = {
     "skip_tokenizer_init": (True, "the session tokenizes; vLLM receives token ids"),
     "disable_log_stats": (True, "the session reports its own progress"),
-    "enable_prefix_caching": (False, "a cached prefix is not computed again, so its rows could not be captured or edited"),
+    "enable_prefix_caching": (
+        False,
+        "a cached prefix is not computed again, so its rows could not be captured or edited",
+    ),
     "worker_cls": (WORKER, "the worker does the capturing"),
 }
 
@@ -87,19 +90,30 @@ def check_options(options: dict[str, Any], known: set[str]) -> None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else "; see vllm.LLM for the keywords it takes"
             raise BootError(f"boot: unknown keyword {name!r}{hint}")
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes"):
+    for name in (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "max_num_seqs",
+        "kv_cache_memory_bytes",
+    ):
         value = options.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise BootError(f"boot: {name} must be a whole number of at least 1, not {value!r}")
     fraction = options.get("gpu_memory_utilization")
-    if fraction is not None and (isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1):
+    if fraction is not None and (
+        isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1
+    ):
         raise BootError(f"boot: gpu_memory_utilization must be between 0 and 1, not {fraction!r}")
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if options.get(name, 1) != 1:
             raise BootError(f"boot: {name}={options[name]} is not served yet; use 1")
     extra = options.get("additional_config")
     if extra is not None and "explorer" in extra:
-        raise BootError("boot: additional_config['explorer'] is refused, it is the explorer's own: it configures the worker")
+        raise BootError(
+            "boot: additional_config['explorer'] is refused, it is the explorer's own: it configures the worker"
+        )
 
 
 def model_shape(config: Any) -> ModelShape:
@@ -107,7 +121,9 @@ def model_shape(config: Any) -> ModelShape:
     config = config.get_text_config()
     architecture = (config.architectures or [type(config).__name__])[0]
     if architecture not in ARCHITECTURES:
-        raise BootError(f"boot: {architecture} is not served yet; the architectures that are: {', '.join(ARCHITECTURES)}")
+        raise BootError(
+            f"boot: {architecture} is not served yet; the architectures that are: {', '.join(ARCHITECTURES)}"
+        )
     heads = config.num_attention_heads
     return ModelShape(
         layers=config.num_hidden_layers,
@@ -127,7 +143,9 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
     length = options.get("max_model_len", own_length)
     dtype = str(options.get("dtype") or config.dtype or "float32").removeprefix("torch.")
     if dtype in ("auto", "half", "float"):
-        dtype = {"auto": str(config.dtype or "float32").removeprefix("torch."), "half": "float16", "float": "float32"}[dtype]
+        dtype = {"auto": str(config.dtype or "float32").removeprefix("torch."), "half": "float16", "float": "float32"}[
+            dtype
+        ]
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise BootError(f"boot: dtype {dtype!r} is unknown; use 'float32', 'bfloat16' or 'float16'")
     options["dtype"] = dtype
@@ -150,7 +168,9 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
 def code_hash() -> str:
     """Changes with the hook code, so that vLLM's compile cache never serves another version's graph."""
     folder = Path(__file__).parent
-    return hashlib.sha256(b"".join((folder / f"{n}.py").read_bytes() for n in ("taps", "rows", "worker"))).hexdigest()[:16]
+    return hashlib.sha256(b"".join((folder / f"{n}.py").read_bytes() for n in ("taps", "rows", "worker"))).hexdigest()[
+        :16
+    ]
 
 
 def _check_memory(path: str, config: Any, options: dict[str, Any], size: int) -> None:

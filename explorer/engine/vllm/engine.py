@@ -123,17 +123,22 @@ def _check(request: Request, rows: int, result: Result, edited: int) -> None:
     for name in request.capture:
         got = result.captures[name].shape[0] if name in result.captures else 0
         if got != rows:
-            raise EngineError(f"{name} captured {got} rows of {rows}: the hook did not fire as it must; please report this")
+            raise EngineError(
+                f"{name} captured {got} rows of {rows}: the hook did not fire as it must; please report this"
+            )
     expected = sum(sum(1 for p in edit.rows if p < rows) for edit in request.edits)
     if edited < expected:  # more where vLLM fed a token twice, after it had to give up its cache
-        raise EngineError(f"edits touched {edited} rows of {expected}: a hook did not fire as it must; please report this")
+        raise EngineError(
+            f"edits touched {edited} rows of {expected}: a hook did not fire as it must; please report this"
+        )
 
 
 def _wire(requests: Sequence[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Requests as the worker takes them: JSON, and each distinct tensor once, named by its content."""
     tensors: dict[str, Any] = {}
     out = [
-        {"key": r.key, "capture": list(r.capture), "edits": [_wire_edit(edit, tensors) for edit in r.edits]} for r in requests
+        {"key": r.key, "capture": list(r.capture), "edits": [_wire_edit(edit, tensors) for edit in r.edits]}
+        for r in requests
     ]
     return out, tensors
 

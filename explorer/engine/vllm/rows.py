@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 
-
 @dataclass(frozen=True)
 class WireEdit:
     """A RowEdit as it reaches the worker, ready to be applied."""
@@ -79,7 +78,11 @@ def read_edits(
 
 
 def apply(
-    x: torch.Tensor, shape: tuple[int, ...], edits: list[WireEdit], span: Span, value_of: Callable[[WireEdit], torch.Tensor | None]
+    x: torch.Tensor,
+    shape: tuple[int, ...],
+    edits: list[WireEdit],
+    span: Span,
+    value_of: Callable[[WireEdit], torch.Tensor | None],
 ) -> list[int]:
     """Apply edits, in order, to the rows of a span of `x` `(rows, width)`, in place. Returns the rows they touched."""
     touched: list[int] = []
