@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 from explorer.errors import BootError
 
@@ -457,7 +457,7 @@ def _check_ids(prompt: Sequence[int], size: int) -> list[int]:
 
 def _check_id(value: object, size: int, where: str) -> int:
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise ValueError(f"{value!r} at {where} is no token id: ids are whole numbers")
     number = operator.index(value)
     if not 0 <= number < size:

