@@ -1,6 +1,6 @@
 // The attention view: a head's pattern or scores, query by key, and the row of heads to choose from.
 
-import { h } from "./dom.js";
+import { h, visible } from "./dom.js";
 import { findHook, hookName } from "./store.js";
 
 // The hook whose heads are shown: the chosen one if it is a pattern or scores, else the pattern of the chosen layer.
@@ -37,10 +37,10 @@ export function attentionPlot(store, array) {
     tokens,
     unit: `${change ? "change of the " : ""}attention ${scores ? "score" : "weight"}, layer ${layer}, head ${head}`,
     label: `Attention of head ${head} in layer ${layer}`,
-    rowLabel: (q) => tokens[q]?.[1] ?? "",
-    colLabel: (k) => tokens[k]?.[1] ?? "",
+    rowLabel: (q) => `${visible(tokens[q]?.[1] ?? "")} ${q}`,
+    colLabel: (k) => visible(tokens[k]?.[1] ?? ""),
     selected: store.selection().map((row) => ({ row })),
-    say: (q, k) => `token ${q} looking at ${k}`,
+    say: (q, k) => `${q} ${visible(tokens[q]?.[1] ?? "")} looks at ${k} ${visible(tokens[k]?.[1] ?? "")}`,
   };
 }
 

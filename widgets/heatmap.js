@@ -52,8 +52,7 @@ function asked(store) {
 
 function caption(store) {
   const { tab, hook } = store.state;
-  const name = tab === "attention" ? attentionHook(store) : tab === "hook" ? hook : "blocks.*.hook_out";
-  return [h("code", {}, name ?? "")];
+  return tab === "attention" ? [] : [h("code", {}, tab === "hook" ? hook : "blocks.*.hook_out")];
 }
 
 function plot(store, array) {
@@ -74,7 +73,7 @@ function normsPlot(store, array) {
     unit: change ? "change of the stream\u2019s norm" : "norm of the stream after each layer",
     label: "Norm of the residual stream, layer by token",
     rowLabel: String,
-    colLabel: (p) => tokens[p]?.[1] ?? "",
+    colLabel: (p) => visible(tokens[p]?.[1] ?? ""),
     selected: layer === null || layer === undefined ? [] : store.selection().map((col) => ({ row: layer, col })),
     edited: store.state.edits.filter((edit) => edit.enabled !== false).flatMap((edit) => editedCells(store, edit)),
     say: (row, col) => `layer ${row}, token ${col} ${visible(tokens[col]?.[1] ?? "")}`,
@@ -103,7 +102,7 @@ function hookPlot(store, array) {
     tokens,
     unit,
     label: `Activations at ${store.state.hook}, token by dimension`,
-    rowLabel: (p) => `${tokens[p]?.[1] ?? ""} ${p}`.trim(),
+    rowLabel: (p) => `${visible(tokens[p]?.[1] ?? "")} ${p}`,
     colLabel: String,
     selected: store.selection().map((row) => ({ row })),
     say: (row, col) => `token ${row} ${visible(tokens[row]?.[1] ?? "")}, dimension ${found?.column.heads && chosen === null ? `${col % width} of head ${Math.floor(col / width)}` : col}`,

@@ -6,7 +6,7 @@ import { findHook, hookName } from "./store.js";
 const GROUPS = ["residual", "attention", "mlp"];
 const SHORT = {
   resid_pre: "pre", resid_mid: "mid", resid_post: "post",
-  q: "q", k: "k", v: "v", rot_q: "q\u21bb", rot_k: "k\u21bb", scores: "score", pattern: "patt", z: "z", attn_out: "out",
+  q: "q", k: "k", v: "v", rot_q: "q\u21bb", rot_k: "k\u21bb", scores: "scor", pattern: "patt", z: "z", attn_out: "out",
   post: "neur", mlp_out: "out", embed: "embed", ln_final: "final norm", logits: "logits",
 };
 const ORDER = Object.keys(SHORT);
@@ -176,7 +176,7 @@ export function mount(el, store) {
       h(
         "td",
         { colspan: columns.length, role: "gridcell" },
-        h("span", { class: "heads" }, found.column.component === "k" || found.column.component === "v" || found.column.component === "rot_k" ? "kv heads" : "heads",
+        h("span", { class: "heads" }, h("span", {}, ["k", "v", "rot_k"].includes(found.column.component) ? "key-value heads" : "heads"),
           ...Array.from({ length: count }, (_, i) => button(String(i), reads ? head === i : chosenHeads.includes(i), () => toggle(i))),
           reads ? null : button("all", chosenHeads.length === 0, () => store.set({ heads: [] }))),
       ),

@@ -137,7 +137,7 @@ export function createMap(el, { onPick }) {
   function labelWidth(g, height) {
     g.font = axisFont();
     let widest = 0;
-    for (const r of ticks(plot.rows, height / plot.rows, 11)) widest = Math.max(widest, g.measureText(visible(plot.rowLabel(r))).width);
+    for (const r of ticks(plot.rows, height / plot.rows, 11)) widest = Math.max(widest, g.measureText(plot.rowLabel(r)).width);
     return Math.min(96, Math.ceil(widest) + 8);
   }
 
@@ -155,7 +155,7 @@ export function createMap(el, { onPick }) {
     g.font = axisFont();
     for (const r of ticks(plot.rows, layout.ch, 12)) {
       g.fillStyle = rowsOn.has(r) ? fg : dim;
-      g.fillText(clip(g, visible(plot.rowLabel(r)), layout.left - 8), layout.left - 5, layout.top + (r + 0.5) * layout.ch);
+      g.fillText(clip(g, plot.rowLabel(r), layout.left - 8), layout.left - 5, layout.top + (r + 0.5) * layout.ch);
     }
     g.textAlign = "center";
     g.textBaseline = "alphabetic";
@@ -167,7 +167,7 @@ export function createMap(el, { onPick }) {
       const x = layout.left + (c + 0.5) * layout.cw;
       g.fillStyle = colsOn.has(c) ? fg : dim;
       g.font = `10.5px ${words ? css("--mono") : "system-ui, sans-serif"}`;
-      g.fillText(clip(g, visible(plot.colLabel(c)), layout.cw * stride - 3), x, bottom + 13);
+      g.fillText(clip(g, plot.colLabel(c), layout.cw * stride - 3), x, bottom + 13);
       g.font = "9px system-ui, sans-serif";
       if (words) g.fillText(String(c), x, bottom + 25);
     }
@@ -252,7 +252,8 @@ export function createMap(el, { onPick }) {
   const sized = new ResizeObserver(draw);
   sized.observe(box);
   // The front end's theme may change after the page was drawn.
-  const themed = new MutationObserver(draw);
+  // Drawn in the next frame: until then the inherited colours may still be the old ones.
+  const themed = new MutationObserver(() => requestAnimationFrame(draw));
   themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
 
   return {
