@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,7 @@ def boot(
         "tensor_parallel_size": tensor_parallel_size,
         "pipeline_parallel_size": pipeline_parallel_size,
     }
-    with _BootLine(str(model)) as line:
+    with _environment_kept(), _BootLine(str(model)) as line:
         path = str(resolve(model, lambda fraction, message: line(message)))
         words = load_tokenizer(tokenizer or path)
         jobs = Jobs(f"explorer-{Path(path).name}")
@@ -335,6 +337,18 @@ def _vllm(path: str, options: dict[str, Any], stop_ids: list[int], progress: Cal
     from .engine.vllm.engine import VllmEngine
 
     return VllmEngine(path, options, stop_ids, progress)
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Importing and booting set environment variables of all kinds; none of them stays."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
 
 
 class _BootLine:

@@ -144,7 +144,9 @@ class Lifetime:
 
     @contextmanager
     def booting(self) -> Iterator[None]:
-        """Undo what importing and booting change (environment, random state) and keep their noise out of the cell.
+        """Set vLLM's environment, undo what booting does to the random state, and keep its noise out of the cell.
+
+        The session puts the environment back.
 
         vLLM's log goes to the logger `vllm`, which writes nowhere unless the user gives it a handler. Native warnings
         go to file descriptor 2; they are read back and logged. A boot that fails leaves nothing behind.
@@ -152,7 +154,6 @@ class Lifetime:
         if self._engines == 0:
             self._originals = {(owner, name): getattr(owner, name) for owner, name in _PATCHED}
             self._owns_groups = not torch.distributed.is_initialized()
-        environment = dict(os.environ)
         seeds = (random.getstate(), np.random.get_state(), torch.get_rng_state())
         os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
         if not logging.getLogger("vllm").handlers:
@@ -168,9 +169,6 @@ class Lifetime:
             self.left()
             raise
         finally:
-            for name in set(os.environ) - set(environment):
-                del os.environ[name]
-            os.environ.update(environment)
             random.setstate(seeds[0])
             np.random.set_state(seeds[1])
             torch.set_rng_state(seeds[2])

@@ -1,0 +1,1 @@
+"""Costs, as ratios against plain vLLM in the same run."""

@@ -1,0 +1,41 @@
+"""A plain vLLM engine in a process of its own, timed on request: the other side of every ratio.
+
+Reads lines of JSON `[ids, ids, ...]` from stdin, generates one token for each prompt in one batch, and answers with the
+seconds it took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+
+def main(folder: str, kv_cache_memory_bytes: int) -> None:
+    """Boot with the session's own choices (dtype, cache size, eager), serve until stdin ends."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints on stdout
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=folder,
+        dtype="float32",
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        max_num_batched_tokens=2048,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+    )
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        prompts = [{"prompt_token_ids": ids} for ids in json.loads(line)]
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        start = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        print(time.perf_counter() - start, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
