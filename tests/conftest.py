@@ -1,0 +1,33 @@
+"""What every suite shares: tiny random checkpoints, made once a test session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from . import tiny
+
+# name -> (transformers model type, what differs from tests/tiny.py's sizes)
+FAMILIES = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": 4}),
+    "qwen2": ("qwen2", {"hidden_size": 128}),  # vLLM has no head_dim here: it divides
+    "qwen3": ("qwen3", {}),
+    "phi3": ("phi3", {}),
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The checkpoint folder of a tiny random model of one family."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            model_type, sizes = FAMILIES[family]
+            made[family] = tiny.make(tmp_path_factory.mktemp("models") / f"tiny-{family}", model_type, **sizes)
+        return made[family]
+
+    return folder

@@ -1,0 +1,47 @@
+"""Sessions of the engine suite, booted once: several live side by side in one process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import explorer
+
+SMOL = "smollm2-135m"
+
+
+@pytest.fixture(scope="session")
+def booted(tiny_folder: Callable[[str], Path]) -> Iterator[Callable[..., explorer.Session]]:
+    """`booted(name, **keywords)`: the session of a tiny family or of SmolLM2; the same call gives the same session."""
+    with contextlib.ExitStack() as stack:
+        sessions: dict[tuple[object, ...], explorer.Session] = {}
+
+        def boot(name: str, **keywords: object) -> explorer.Session:
+            key = (name, *sorted(keywords.items()))
+            if key not in sessions:
+                model = name if name == SMOL else tiny_folder(name)
+                sessions[key] = stack.enter_context(explorer.boot(model, **keywords))
+            return sessions[key]
+
+        yield boot
+
+
+@pytest.fixture(scope="session")
+def smol(booted: Callable[..., explorer.Session]) -> explorer.Session:
+    """SmolLM2 in fp32."""
+    return booted(SMOL, dtype="float32", max_model_len=2048)
+
+
+@pytest.fixture(scope="session")
+def smol_bf16(booted: Callable[..., explorer.Session]) -> explorer.Session:
+    """SmolLM2 in bf16."""
+    return booted(SMOL, dtype="bfloat16", max_model_len=2048)
+
+
+@pytest.fixture(scope="session")
+def llama(booted: Callable[..., explorer.Session]) -> explorer.Session:
+    """Two random layers, fp32: 4 heads, 2 key-value heads, d_model 96, d_head 32."""
+    return booted("llama")
