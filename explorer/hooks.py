@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import html
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import SpecError
 
@@ -224,7 +226,8 @@ class HookPoint:
     """A named place in the forward pass of one model.
 
     `shape` is per token: `(d_model,)`, `(d_mlp,)`, `(d_vocab,)` or `(heads, d_head)`. For patterns and scores, which
-    are `(heads, query, key)`, it is `(heads,)`. `available` is False when this model has no such place; `reason` says why.
+    are `(heads, query, key)`, it is `(heads,)`. `available` is False when this model has no such place; `reason` says
+    why.
     """
 
     name: str
@@ -239,6 +242,9 @@ class HookPoint:
     derived_from: tuple[str, ...] = ()
     available: bool = True
     reason: str | None = None
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def width(self) -> int:
@@ -277,6 +283,8 @@ class Catalogue:
 
     def find(self, name: object) -> HookPoint:
         """The hook point of that name or alias, available or not; `SpecError` with the closest names otherwise."""
+        if isinstance(name, HookPoint):
+            name = name.name
         if not isinstance(name, str):
             raise SpecError(f"a hook is named by a string such as 'blocks.0.hook_out', not by {type(name).__name__}")
         point = self._points.get(self._aliases.get(name, name))
@@ -291,27 +299,23 @@ class Catalogue:
             raise SpecError(f"{point.name} is not available in this model: {point.reason}")
         return point
 
-    def match(self, patterns: str | Iterable[str]) -> tuple[str, ...]:
+    def match(self, patterns: Any) -> tuple[str, ...]:
         """Canonical names for what a `capture=` asks: names, aliases, globs, or `"all"`, each once, in forward order.
 
-        Globs and `"all"` take what is available; a glob that matches nothing is a `SpecError`.
+        Globs and `"all"` take what is available; a glob that matches nothing is a `SpecError`. In
+        `blocks.*.hook_out` the `*` stands for the layer alone: this is the stream after each layer and nothing else.
         """
         if isinstance(patterns, str):
             patterns = [patterns]
-        if callable(patterns):
-            raise SpecError(
-                "capture takes hook names or globs, not a function; for example capture='blocks.*.hook_out'"
-            )
+        if not isinstance(patterns, Iterable):
+            kind = "a function" if callable(patterns) else repr(patterns)
+            raise SpecError(f"capture takes hook names or globs such as capture='blocks.*.hook_out', not {kind}")
         wanted: set[str] = set()
         for pattern in patterns:
             if pattern == "all":
                 wanted.update(p.name for p in self if p.available)
             elif isinstance(pattern, str) and any(c in pattern for c in "*?["):
-                hits = {
-                    p.name
-                    for p in self
-                    if p.available and any(fnmatch.fnmatchcase(n, pattern) for n in (p.name, *p.aliases))
-                }
+                hits = {p.name for p in self if p.available and any(_matches(n, pattern) for n in (p.name, *p.aliases))}
                 if not hits:
                     raise SpecError(
                         f"capture pattern {pattern!r} matches no hook of this model; session.hooks lists them"
@@ -324,12 +328,13 @@ class Catalogue:
     def _unknown(self, name: str) -> str:
         layers = self.shape.layers
         parts = name.split(".")
+        layer, rest = "0", name
         if parts[0] == "blocks" and len(parts) > 2:
-            if parts[1].lstrip("-").isdigit() and not 0 <= int(parts[1]) < layers:
-                return f"there is no hook {name!r}: this model has layers 0 to {layers - 1}"
-            layer, rest = parts[1], ".".join(parts[2:])
-        else:
-            layer, rest = "0", name
+            rest = ".".join(parts[2:])
+            if re.fullmatch("-?[0-9]+", parts[1]):
+                layer = parts[1]
+                if layer.startswith("-") or len(layer) > 9 or int(layer) >= layers:
+                    return f"there is no hook {name!r}: this model has layers 0 to {layers - 1}"
         nearest = NOT_SERVED.get(rest)
         if nearest is not None:
             nearest = nearest.replace("{i}", layer).replace("{last}", str(layers - 1))
@@ -359,6 +364,24 @@ class Catalogue:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def canonical(name: str) -> str:
+    """The canonical name of an alias, in whatever model; any other name unchanged."""
+    layer = re.match(r"blocks\.([0-9]+)\.", name)
+    number = layer[1] if layer else ""
+    for kind in KINDS:
+        if name in (alias.replace("{i}", number) for alias in kind.aliases):
+            return kind.name.replace("{i}", number)
+    return name
+
+
+def _matches(name: str, glob: str) -> bool:
+    """Whether a glob matches. In `blocks.<layer>.<rest>` layer and rest are matched apart."""
+    pair = (name.split(".", 2), glob.split(".", 2))
+    if glob.startswith("blocks.") and len(pair[1]) == 3:
+        return len(pair[0]) == 3 and all(map(fnmatch.fnmatchcase, *pair))
+    return fnmatch.fnmatchcase(name, glob)
 
 
 def _in_forward_order(layers: int) -> Iterator[tuple[Kind, int | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .errors import Cancelled, SessionClosed
+
+log = logging.getLogger("explorer.jobs")
 
 PROGRESS_SECONDS = 0.05  # more than 20 messages a second trip Jupyter's rate limit and lose the last one
 OnProgress = Callable[[int, int, str], None]
@@ -63,7 +66,10 @@ class Job:
         return self._value
 
     def add_done_callback(self, callback: Callable[[Job], None]) -> None:
-        """Call `callback(job)` when it has ended, in the worker thread; at once if it already has."""
+        """Call `callback(job)` when it has ended, in whichever thread ends it; at once if it already has.
+
+        What a callback raises is logged: the worker thread goes on.
+        """
         with self._lock:
             if not self.done:
                 self._callbacks.append(callback)
@@ -84,7 +90,10 @@ class Job:
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:
+                log.exception("a callback of a finished job failed")
 
 
 class Jobs:

@@ -68,15 +68,22 @@ class Plan:
 
         def source(origin: Source, point: HookPoint, where: str) -> tuple[Extent, str | torch.Tensor]:
             nonlocal deepest
-            extent = None if origin.run is None else Extent(origin.run.prompt_length, origin.run.rows)
-            rows = None if origin.run is None else origin.run.rows_at(point.name)
-            if rows is not None and extent is not None:
-                if tuple(rows.shape[1:]) != point.shape:
-                    theirs, ours = tuple(rows.shape[1:]), point.shape
+            run, extent = origin.run, None
+            if run is not None:
+                extent = Extent(run.prompt_length, run.rows)
+                rows = run.rows_at(point.name)
+                if rows is not None:
+                    theirs = tuple(rows.shape[1:])
+                    if theirs != point.shape:
+                        raise SpecError(
+                            f"{where}: the source run holds {theirs} a token at {point.name}, this model {point.shape}"
+                        )
+                    return extent, rows
+                if not run.made_in(self._catalogue):
                     raise SpecError(
-                        f"{where}: the source run holds {theirs} a token at {point.name}, this model {ours}"
+                        f"{where}: the source run is another session's and did not capture {point.name}; "
+                        f"run it there with capture={point.name!r}"
                     )
-                return extent, rows
             planned = self._source(origin, where)
             planned.capture[point.name] = None
             deepest = max(deepest, planned.depth)
@@ -85,10 +92,10 @@ class Plan:
         return resolve(edits, self._catalogue, extent, self._dtype, source), deepest
 
     def _source(self, origin: Source, where: str) -> _Planned:
-        recipe = json.dumps(origin.to_json(), sort_keys=True)
+        recipe = json.dumps(origin.to_json(), default=repr)  # what is no JSON is refused below
         if recipe not in self._sources:
             try:
-                ids = self._encode(origin.prompt if origin.ids is None else origin.ids)
+                ids = self._encode(origin.ids or origin.prompt or "")
                 edits, depth = self._resolve(origin.edits, Extent(len(ids), len(ids)))
             except ValueError as error:
                 raise SpecError(f"{where}: source: {error}") from None

@@ -12,7 +12,7 @@ from .analysis import attention, metrics
 from .engine.protocol import Model, Request, Result
 from .hooks import Catalogue
 from .models import Token, Tokenizer, one_token, token_table
-from .specs import Edit, to_json
+from .specs import Edit, pin, to_json
 
 
 class TopToken(NamedTuple):
@@ -135,6 +135,8 @@ class Run:
 
     def top(self, k: int = 10, position: int = -1) -> list[TopToken]:
         """The k most probable next tokens at a position, best first."""
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}")
         logprobs = metrics.log_probs(self.logits_at(position))
         values, ids = logprobs.topk(min(k, logprobs.shape[0]))
         texts = self._origin_texts(ids.tolist())
@@ -149,7 +151,7 @@ class Run:
         return float(logits[self.token_id(a)] - logits[self.token_id(b)])
 
     def logits_at(self, position: int = -1) -> torch.Tensor:
-        """Logits of one row, float32 `(d_vocab,)`; the last row needs no call to the worker. IndexError past the rows."""
+        """Logits of one row, float32 `(d_vocab,)`; the last needs no call to the worker. IndexError past the rows."""
         if not -self.rows <= position < self.rows:
             raise IndexError(f"position {position} is past the run's {self.rows} rows")
         return self._last_logits if position % self.rows == self.rows - 1 else self.logits[position]
@@ -185,20 +187,16 @@ class Run:
 
         Edits of a run that generated are written with the positions they touched.
         """
-        edits = self._edits
+        edits: Sequence[Edit] = self._edits
         if self.rows > self.prompt_length:
-            edits = tuple(
-                Edit(
-                    **(
-                        vars(e)
-                        | {"pos": list(r.rows), "phase": "prompt"}
-                        | ({"source_pos": list(r.source[1])} if r.source else {})
-                    )
-                )
-                for e, r in zip(edits, self._request.edits, strict=True)
-            )
+            pinned = [pin(e, r, self.rows) for e, r in zip(edits, self._request.edits, strict=True)]
+            edits = [edit for edit in pinned if edit is not None]
         out: dict[str, Any] = {"ids": list(self.ids[: self.rows])}
         return out | {"edits": to_json(edits)} if edits else out
+
+    def made_in(self, catalogue: Catalogue) -> bool:
+        """Whether the session with this catalogue ran it."""
+        return self._origin.catalogue is catalogue
 
     def rows_at(self, hook: str) -> torch.Tensor | None:
         """The captured rows of a tapped hook, None when it was not captured."""
@@ -212,7 +210,8 @@ class Run:
         prompt = "".join(token.text for token in self.tokens[: self.prompt_length])
         lines = [
             f"Run of {prompt if len(prompt) <= 60 else prompt[:57] + '...'!r}",
-            f"  {self.rows} rows, {len(self.generated)} generated tokens, {count} edits, {len(self.captured)} hooks captured",
+            f"  {self.rows} rows, {len(self.generated)} generated tokens, {count} edits, "
+            f"{len(self.captured)} hooks captured",
             "  next: " + ", ".join(f"{t.text!r} {t.prob:.1%}" for t in self.top(5)),
         ]
         return "\n".join(lines)

@@ -9,12 +9,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .engine.protocol import Engine, Request, Result
+from .engine.protocol import Engine, Result
 from .errors import BootError, SessionClosed
 from .hooks import Catalogue
 from .jobs import Job, Jobs
@@ -57,7 +58,8 @@ def boot(
         max_num_batched_tokens: tokens in one forward pass; longer prompts run in chunks.
         vllm_kwargs: any other keyword of `vllm.LLM`.
 
-    Raises `BootError` (a ValueError), one sentence, before weights load; ImportError with the install line without vLLM.
+    Raises `BootError` (a ValueError), one sentence, before weights load; ImportError with the install line where vLLM
+    is missing.
     """
     if engine not in ("auto", "vllm"):
         raise BootError(f"boot: engine must be 'vllm' or 'auto', not {engine!r}")
@@ -92,8 +94,8 @@ def boot(
 class Session:
     """A model in an engine, and everything that can be asked of it.
 
-    Every method may be called from any thread; the engine itself lives in one worker thread (`jobs`). A context manager:
-    leaving it closes the session.
+    Every method may be called from any thread; the engine itself lives in one worker thread (`jobs`). A context
+    manager: leaving it closes the session.
 
     Attributes:
         hooks: the catalogue of hook points: names, shapes, and which cannot fire here and why.
@@ -178,7 +180,7 @@ class Session:
         chat: bool = False,
     ) -> Any:
         """Generate text; `run` with `max_new_tokens` at least 1. The text is `run.text`."""
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        if _is_number(max_new_tokens, Integral) and max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1 to generate, not {max_new_tokens!r}")
         return self.run(
             prompt, edits, capture, max_new_tokens, chat=chat, temperature=temperature, seed=seed, stop=stop
@@ -211,8 +213,8 @@ class Session:
         i = self.info
         state = "" if self._engine is not None else " (closed)"
         return (
-            f"Session of {self.name}{state}: {i['engine']}, {i['device']}, {i['dtype']}, {i['mode']}; {i['layers']} layers, "
-            f"{i['heads']} heads, d_model {i['d_model']}"
+            f"Session of {self.name}{state}: {i['engine']}, {i['device']}, {i['dtype']}, {i['mode']}; "
+            f"{i['layers']} layers, {i['heads']} heads, d_model {i['d_model']}"
         )
 
     # doing
@@ -250,13 +252,13 @@ class Session:
         return runs
 
     def _encode(self, prompt: Prompt, chat: bool = False, room: int = 0) -> tuple[int, ...]:
-        """Checked token ids; ValueError when the prompt and `room` generated tokens are longer than the model allows."""
+        """Checked token ids; ValueError when they and `room` generated tokens are more than the session takes."""
         ids = tuple(encode(self._tokenizer, prompt, chat, vocab_size=self.model.shape.d_vocab))
         limit = int(self.info["max_model_len"])
         if room and len(ids) + room > limit:
             raise ValueError(
-                f"the prompt has {len(ids)} tokens and needs room for {room} more, but this session takes {limit} in all; "
-                "shorten it, or boot with a larger max_model_len"
+                f"the prompt has {len(ids)} tokens and needs room for {room} more, but this session takes {limit} in "
+                "all; shorten it, or boot with a larger max_model_len"
             )
         return ids
 
@@ -289,30 +291,35 @@ def _batch(prompt: Any) -> tuple[bool, list[Any]]:
     """Whether it is one prompt, and the prompts as a list."""
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
-    if (
-        isinstance(prompt, (list, tuple))
-        and prompt
-        and not all(isinstance(p, int) or hasattr(p, "__index__") for p in prompt)
-    ):
+    if isinstance(prompt, (list, tuple)) and not all(map(_is_id, prompt)):
         return False, list(prompt)
     return True, [prompt]
 
 
+def _is_id(item: Any) -> bool:
+    return hasattr(item, "__index__") and getattr(item, "ndim", 0) == 0  # arrays of several ids have __index__ too
+
+
 def _sampling(max_new_tokens: Any, temperature: Any, seed: Any, stop: Any) -> dict[str, Any]:
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+    if not _is_number(max_new_tokens, Integral) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be a whole number of at least 0, not {max_new_tokens!r}")
-    if (
-        isinstance(temperature, bool)
-        or not isinstance(temperature, (int, float))
-        or not 0 <= temperature < float("inf")
-    ):
+    if not _is_number(temperature, Real) or not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be a number of at least 0, not {temperature!r}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+    if seed is not None and not _is_number(seed, Integral):
         raise ValueError(f"seed must be a whole number, not {seed!r}")
-    stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if not all(isinstance(s, str) and s for s in stop):
-        raise ValueError("stop takes strings that are not empty")
-    return {"max_new_tokens": max_new_tokens, "temperature": float(temperature), "seed": seed, "stop": stop}
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) and s for s in stops):
+        raise ValueError(f"stop takes a string that is not empty, or a list of them, not {stop!r}")
+    return {
+        "max_new_tokens": int(max_new_tokens),
+        "temperature": float(temperature),
+        "seed": None if seed is None else int(seed),
+        "stop": tuple(stops),
+    }
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _stopper(stop: Sequence[str], tokenizer: Any) -> Callable[[Sequence[int]], bool] | None:

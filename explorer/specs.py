@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from .errors import SpecError
-from .hooks import Catalogue, HookPoint
+from .hooks import Catalogue, HookPoint, canonical
 
 OPS: dict[str, tuple[str, ...]] = {  # op -> the fields it needs
     "suppress": (),
@@ -27,20 +29,30 @@ SOURCE_KEYS = ("prompt", "ids", "edits")
 
 
 @runtime_checkable
-class HasRecipe(Protocol):
-    """A Run: it can say how to make it again, and holds what it captured."""
+class SourceRun(Protocol):
+    """What a patch needs of a Run."""
 
-    def recipe(self) -> dict[str, Any]: ...
+    prompt_length: int
+    rows: int
+
+    def recipe(self) -> dict[str, Any]:
+        """How to make it again, as plain JSON."""
+
+    def rows_at(self, hook: str) -> torch.Tensor | None:
+        """What it captured at a hook, None when it did not."""
+
+    def made_in(self, catalogue: Catalogue) -> bool:
+        """Whether the session with this catalogue ran it."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a patch takes its values from: a prompt under a spec, and the Run that already holds them, if there is one."""
+    """Where a patch takes its values from: a prompt under a spec, and the Run that may already hold them."""
 
     prompt: str | None = None
     ids: tuple[int, ...] | None = None
     edits: tuple[Edit, ...] = ()
-    run: Any = field(default=None, compare=False, repr=False)
+    run: SourceRun | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """The recipe, never tensors."""
@@ -61,7 +73,8 @@ class Edit:
             from the end of the prompt.
         head: int or list; query heads on q, rot_q and z, key-value heads on k, rot_k and v.
         value: scalar; `(width,)`; on head hooks `(heads, d_head)` or, with `head`, `(d_head,)` or
-            `(chosen heads, d_head)`. One more leading axis as long as the chosen positions gives a value a position.
+            `(chosen heads, d_head)`. An array with one more leading axis as long as the chosen positions gives one
+            value a position.
         factor: what `scale` multiplies with.
         source: for `patch`: a Run, a prompt, a list of token ids, or a recipe `{"prompt" | "ids": ..., "edits": ...}`.
         source_pos: positions in the source, one for each of `pos`; None repeats `pos`.
@@ -126,7 +139,8 @@ class Extent:
 def parse(edits: Any) -> tuple[Edit, ...]:
     """A spec as the user wrote it, as a tuple of Edits: None, an Edit, a list of Edits, or the JSON form.
 
-    Raises `SpecError` for anything else, for unknown ops and keys, and for a missing or superfluous field.
+    Raises `SpecError` for anything else, for unknown ops and keys, and for a missing or superfluous field. The result
+    shares no memory with what was given: it stays what was run.
     """
     if edits is None:
         return ()
@@ -142,7 +156,7 @@ def parse(edits: Any) -> tuple[Edit, ...]:
         if not isinstance(edit, Edit):
             raise SpecError(f"edit {i + 1} is {_short(edit)}, not an Edit; a list of specs needs a list of prompts", i)
         _check_fields(edit, i)
-    return tuple(edits)
+    return tuple(map(_snapshot, edits))
 
 
 def parse_batch(edits: Any, prompts: int) -> list[tuple[Edit, ...]]:
@@ -161,11 +175,16 @@ def parse_batch(edits: Any, prompts: int) -> list[tuple[Edit, ...]]:
 
 
 def to_json(edits: Sequence[Edit]) -> dict[str, Any]:
-    """The spec as plain JSON: `{hook: {"op": ...}}`, or `{hook: [edit, ...]}` where a hook has several."""
+    """The spec as plain JSON: `{hook: {"op": ...}}`, or `{hook: [edit, ...]}` where a hook has several.
+
+    Edits of one hook stay together and in order, under the name that the first of them uses.
+    """
+    names: dict[str, str] = {}
     grouped: dict[str, list[dict[str, Any]]] = {}
     for edit in edits:
         body = edit.to_json()
-        grouped.setdefault(body.pop("hook"), []).append(body)
+        name = body.pop("hook")
+        grouped.setdefault(names.setdefault(canonical(name), name), []).append(body)
     return {hook: bodies[0] if len(bodies) == 1 else bodies for hook, bodies in grouped.items()}
 
 
@@ -175,7 +194,7 @@ def as_source(source: Any, where: str) -> Source:
         return source
     if isinstance(source, str):
         return Source(prompt=source)
-    if isinstance(source, HasRecipe):
+    if isinstance(source, SourceRun):
         recipe = source.recipe()
         return Source(ids=tuple(recipe["ids"]), edits=parse(recipe.get("edits")), run=source)
     if isinstance(source, Mapping):
@@ -194,7 +213,9 @@ def as_source(source: Any, where: str) -> Source:
         if not isinstance(source["prompt"], str):
             raise SpecError(f"{where}: source: 'prompt' is {_short(source['prompt'])}, not a string")
         return Source(prompt=source["prompt"], edits=edits)
-    if isinstance(source, Sequence):
+    if "float" in str(getattr(source, "dtype", "")):
+        raise SpecError(f"{where}: source is an array of numbers; write them with op 'set' and value=")
+    if isinstance(source, (list, tuple, range)) or hasattr(source, "tolist"):
         return Source(ids=_token_ids(source, where))
     raise SpecError(f"{where}: source is {_short(source)}; it must be a Run, a prompt or a list of token ids")
 
@@ -234,13 +255,13 @@ def _resolve(
     if not point.editable:
         raise refuse(f"{point.name} can be captured but not edited: {_read_only(point)}")
     heads = _heads(edit.head, point, refuse)
-    rows = _rows(edit.pos, edit.phase, extent, "pos", "prompt", refuse)
+    rows = _positions(edit.pos, edit.phase, extent, "pos", "prompt", refuse)
     shape = (point.heads if heads is None else len(heads), point.shape[-1]) if point.heads else (1, point.width)
     if edit.op in ("add", "set"):
         value = _value(edit.value, point, heads, shape, len(rows), dtype, refuse)
         return RowEdit(point.name, edit.op, rows, heads, value=value)
     if edit.op == "scale":
-        return RowEdit(point.name, edit.op, rows, heads, factor=_factor(edit.factor, refuse))
+        return RowEdit(point.name, edit.op, rows, heads, factor=_factor(edit.factor, dtype, refuse))
     if edit.op == "suppress":
         return RowEdit(point.name, edit.op, rows, heads)
     origin = as_source(edit.source, where)
@@ -248,18 +269,40 @@ def _resolve(
         source_extent, values = source(origin, point, where)
     except SpecError as error:
         raise SpecError(str(error), index) from None
-    expression = edit.pos if edit.source_pos is None else edit.source_pos
-    phase = "both" if edit.phase != "prompt" else "prompt"
-    source_rows = tuple(_rows(expression, phase, source_extent, "source_pos", "source", refuse))
+    source_rows = tuple(_source_positions(edit, source_extent, refuse))
     if len(source_rows) != len(rows):
         raise refuse(
-            f"pos chooses {_count(len(rows), 'position')} of the prompt but {_count(len(source_rows), 'position')} of the "
-            "source; give pos and source_pos of equal count"
+            f"pos chooses {_count(len(rows), 'position')} of the prompt but {_count(len(source_rows), 'position')} "
+            "of the source; give pos and source_pos of equal count"
         )
     if isinstance(values, str):
         return RowEdit(point.name, "patch", rows, heads, source=(values, source_rows))
     block = values[list(source_rows)].reshape(len(rows), point.heads or 1, point.shape[-1])
     return RowEdit(point.name, "set", rows, heads, value=block if heads is None else block[:, list(heads)])
+
+
+def pin(edit: Edit, resolved: RowEdit, rows: int) -> Edit | None:
+    """The edit as it acted on the first `rows` rows, written for a prompt of that many tokens; None if on none."""
+    kept = [i for i, position in enumerate(resolved.rows) if position < rows]
+    if not kept:
+        return None
+    changes: dict[str, Any] = {"pos": [resolved.rows[i] for i in kept], "phase": "prompt"}
+    if edit.op == "patch":
+        if resolved.source is not None:
+            source_rows: Sequence[int] = resolved.source[1]
+        else:  # values that a Run held
+            run = as_source(edit.source, describe(edit, 0)).run
+            assert run is not None
+            source_rows = _source_positions(edit, Extent(run.prompt_length, run.rows), SpecError)
+        changes["source_pos"] = [source_rows[i] for i in kept]
+    elif resolved.value is not None and resolved.value.shape[0] > 1:
+        value = resolved.value[kept]
+        if resolved.heads is not None:
+            value = value.expand(-1, len(resolved.heads), -1)
+        elif value.shape[1] == 1:
+            value = value[:, 0]
+        changes["value"] = value
+    return replace(edit, **changes)
 
 
 def describe(edit: Edit, index: int) -> str:
@@ -272,6 +315,8 @@ def _from_json(spec: Mapping[Any, Any]) -> list[Edit]:
     for hook, bodies in spec.items():
         if not isinstance(hook, str):
             raise SpecError(f"a spec maps hook names to edits; {_short(hook)} is no hook name", len(out))
+        if isinstance(bodies, (list, tuple)) and not bodies:
+            raise SpecError(f"edit {len(out) + 1} ({hook}): there is no edit in the list; remove the hook", len(out))
         for body in bodies if isinstance(bodies, (list, tuple)) else [bodies]:
             where = f"edit {len(out) + 1} ({hook})"
             if isinstance(body, Edit):
@@ -283,6 +328,8 @@ def _from_json(spec: Mapping[Any, Any]) -> list[Edit]:
                     f"{where} is a function; an edit is data such as {{'op': 'scale', 'factor': 0.5}}", len(out)
                 )
             if not isinstance(body, Mapping):
+                if hook in ("hook", *KEYS):
+                    raise SpecError(f"a spec is written {{hook: {{'op': ...}}}}; {hook!r} is no hook name", len(out))
                 raise SpecError(f"{where} is {_short(body)}; it must be a dict such as {{'op': 'suppress'}}", len(out))
             for key in body:
                 if key not in KEYS:
@@ -297,6 +344,8 @@ def _from_json(spec: Mapping[Any, Any]) -> list[Edit]:
 
 def _check_fields(edit: Edit, index: int) -> None:
     where = describe(edit, index)
+    if not isinstance(edit.hook, str):
+        raise SpecError(f"edit {index + 1}: a hook is named by a string, not by {_short(edit.hook)}", index)
     if not isinstance(edit.op, str) or edit.op not in OPS:
         close = difflib.get_close_matches(str(edit.op), OPS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -318,6 +367,20 @@ def _check_fields(edit: Edit, index: int) -> None:
             raise SpecError(str(error), index) from None
 
 
+def _snapshot(edit: Edit) -> Edit:
+    fields = ("pos", "head", "value", "factor", "source_pos")
+    copies = {key: _copy(getattr(edit, key)) for key in fields}
+    return replace(edit, **copies, source=None if edit.source is None else as_source(edit.source, ""))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return [_copy(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
 Refuse = Callable[[str], SpecError]
 
 
@@ -336,7 +399,7 @@ def _heads(head: Any, point: HookPoint, refuse: Refuse) -> tuple[int, ...] | Non
     return _distinct(heads, "head", refuse)
 
 
-def _rows(pos: Any, phase: str, extent: Extent, name: str, whose: str, refuse: Refuse) -> range | tuple[int, ...]:
+def _positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refuse: Refuse) -> range | tuple[int, ...]:
     """The absolute positions that an expression chooses, in the order given."""
     first = extent.prompt if phase == "decode" else 0
     stop = extent.prompt if phase == "prompt" else extent.rows
@@ -344,25 +407,37 @@ def _rows(pos: Any, phase: str, extent: Extent, name: str, whose: str, refuse: R
         raise refuse(
             "it would match no row: no generated token is fed back; generate at least 2 tokens, or use phase='both'"
         )
-    if pos is None or pos == "all":
+    if _everywhere(pos):
         return range(first, stop)
-    if pos == "last":
-        pos = -1
-    if isinstance(pos, str):
-        rows: range | tuple[int, ...] = _slice(pos, first, extent.prompt, stop, name, whose, refuse)
-    else:
-        rows = tuple(p + extent.prompt if p < 0 else p for p in _integers(pos, name, refuse))
-        for given, p in zip(_integers(pos, name, refuse), rows, strict=True):
-            if not 0 <= p < extent.rows:
-                tokens = _count(extent.prompt, "token") if extent.rows == extent.prompt else f"{extent.rows} rows"
-                raise refuse(f"{name} {given} is past the {whose}, which has {tokens} (0 to {extent.rows - 1})")
-            if not first <= p < stop:
-                part = "generated tokens" if phase == "decode" else "the prompt"
-                raise refuse(f"{name} {given} is outside phase={phase!r}: {part} has positions {first} to {stop - 1}")
-        rows = _distinct(rows, name, refuse)
-    if len(rows) == 0:
-        raise refuse(f"{name} {pos!r} would match no row")
-    return rows
+    if isinstance(pos, str) and pos != "last":
+        chosen = _slice(pos, first, extent.prompt, stop, name, whose, refuse)
+        if not chosen:
+            raise refuse(f"{name} {pos!r} would match no row")
+        return chosen
+    given = (-1,) if isinstance(pos, str) else _integers(pos, name, refuse)
+    rows = tuple(p + extent.prompt if p < 0 else p for p in given)
+    for g, p in zip(("last",) if isinstance(pos, str) else given, rows, strict=True):
+        if not 0 <= p < extent.rows:
+            tokens = _count(extent.prompt, "token") if extent.rows == extent.prompt else f"{extent.rows} rows"
+            raise refuse(f"{name} {g} is past the {whose}, which has {tokens} (0 to {extent.rows - 1})")
+        if not first <= p < stop:
+            part = "the generated tokens have" if phase == "decode" else "the prompt has"
+            raise refuse(f"{name} {g} is outside phase={phase!r}: {part} positions {first} to {stop - 1}")
+    return _distinct(rows, name, refuse)
+
+
+def _source_positions(edit: Edit, extent: Extent, refuse: Refuse) -> range | tuple[int, ...]:
+    """Where a patch reads: `source_pos` anywhere in the source; without it what `pos` chooses, there."""
+    if edit.source_pos is not None:
+        return _positions(edit.source_pos, "both", extent, "source_pos", "source", refuse)
+    phase = edit.phase
+    if phase == "decode" and not (_everywhere(edit.pos) and extent.rows > extent.prompt):
+        phase = "both"  # ints are absolute; the source may be longer or shorter than the prompt
+    return _positions(edit.pos, phase, extent, "pos", "source", refuse)
+
+
+def _everywhere(pos: Any) -> bool:
+    return pos is None or (isinstance(pos, str) and pos == "all")
 
 
 def _slice(text: str, first: int, prompt: int, stop: int, name: str, whose: str, refuse: Refuse) -> range:
@@ -385,36 +460,32 @@ def _slice(text: str, first: int, prompt: int, stop: int, name: str, whose: str,
 
 
 def _integers(given: Any, name: str, refuse: Refuse) -> tuple[int, ...]:
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    items = given if isinstance(given, (list, tuple, range)) else [given]
-    out = []
+    given = _plain(given)
+    items = given if isinstance(given, list) else [given]
     for item in items:
-        if isinstance(item, bool) or not hasattr(item, "__index__"):
+        if isinstance(item, bool) or not isinstance(item, int):
             raise refuse(f"{name} takes whole numbers, not {_short(item)}")
-        out.append(operator.index(item))
-    if not out:
+    if not items:
         raise refuse(f"{name} is empty: it would match nothing")
-    return tuple(out)
+    return tuple(items)
 
 
 def _distinct(items: tuple[int, ...], name: str, refuse: Refuse) -> tuple[int, ...]:
-    for i, item in enumerate(items):
-        if item in items[:i]:
-            raise refuse(f"{name} names {item} twice")
+    if len(set(items)) < len(items):
+        raise refuse(f"{name} names {next(i for i in items if items.count(i) > 1)} twice")
     return items
 
 
-def _factor(factor: Any, refuse: Refuse) -> float:
-    if isinstance(factor, bool) or not hasattr(factor, "__float__"):
-        raise refuse(f"factor must be a number, not {_short(factor)}")
-    try:
-        number = float(factor)
-    except (TypeError, ValueError, RuntimeError):
-        raise refuse(f"factor must be one number, not {_short(factor)}") from None
-    if not math.isfinite(number):
+def _factor(factor: Any, dtype: torch.dtype, refuse: Refuse) -> float:
+    number = _plain(factor)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise refuse(f"factor must be one number, not {_short(factor)}")
+    largest = torch.finfo(dtype).max
+    if number != number or number in (math.inf, -math.inf):
         raise refuse(f"factor is {number}; it must be finite")
-    return number
+    if abs(number) > largest:
+        raise refuse(f"factor is {_short(factor)}, too large for the model's {_name(dtype)} (at most {largest:.4g})")
+    return float(number)
 
 
 def _value(
@@ -426,23 +497,14 @@ def _value(
     dtype: torch.dtype,
     refuse: Refuse,
 ) -> torch.Tensor:
-    """The value as `(rows | 1, heads | 1, width | 1)`, in the dtype it came in."""
-    if isinstance(value, (str, bool, Mapping)) or callable(value):
-        raise refuse(f"value must be a number or an array of numbers, not {_short(value)}")
-    try:
-        tensor = torch.as_tensor(value).detach().cpu()
-        if not isinstance(value, torch.Tensor) and not hasattr(value, "dtype"):
-            tensor = torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise refuse(f"value is no array of numbers: {error}") from None
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise refuse(f"value must hold real numbers, not {str(tensor.dtype).removeprefix('torch.')}")
-    if not tensor.is_floating_point():
-        tensor = tensor.to(torch.float64)
+    """The value as `(rows | 1, heads | 1, width | 1)`, in a float dtype that holds it exactly."""
+    tensor = _numbers(value, refuse)
     if not torch.isfinite(tensor).all():
         raise refuse("value holds NaN or infinity; use 'suppress' to zero")
     if not torch.isfinite(tensor.to(dtype)).all():
-        raise refuse(f"value is too large for the model's {str(dtype).removeprefix('torch.')}")
+        largest = torch.finfo(dtype).max
+        reach = float(tensor.abs().max())
+        raise refuse(f"value holds {reach:.4g}, too large for the model's {_name(dtype)} (at most {largest:.4g})")
     if tensor.dim() == 0:
         return tensor.reshape(1, 1, 1)
     count, width = shape
@@ -461,12 +523,31 @@ def _value(
         return tensor.reshape(1, *single[given])
     if given[0] == rows and given[1:] in single:
         return tensor.reshape(rows, *single[given[1:]])
-    if len(given) > 1 and given[1:] in single:
-        raise refuse(f"value gives {given[0]} positions but pos chooses {rows}")
-    expected = " or ".join(map(str, single))
+    one = ", ".join(map(str, single))
+    each = " or ".join(str((rows, *shape)) for shape in single)
     raise refuse(
-        f"value has shape {given} but {point.name} needs {expected}, a number, or one of those for each of {rows} positions"
+        f"value has shape {given} but {point.name} takes a number, {one}, or {each} for the {_count(rows, 'position')} "
+        "that pos chooses"
     )
+
+
+def _numbers(value: Any, refuse: Refuse) -> torch.Tensor:
+    """An array of numbers in any form, as a CPU tensor of a float dtype that holds it exactly."""
+    if isinstance(value, (str, bytes, Mapping)) or callable(value):
+        raise refuse(f"value must be a number or an array of numbers, not {_short(value)}")
+    try:
+        if isinstance(value, np.ndarray):
+            value = value.copy(order="C")  # torch reads no reversed arrays
+        elif not isinstance(value, torch.Tensor):
+            value = _plain(value)
+        tensor = torch.as_tensor(value).detach().cpu()
+        if isinstance(value, (int, float, list)) and tensor.dtype != torch.bool and not tensor.is_complex():
+            tensor = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise refuse(f"value is no array of numbers: {error}") from None
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise refuse(f"value must hold real numbers, not {_name(tensor.dtype)}")
+    return tensor if tensor.is_floating_point() and tensor.itemsize > 1 else tensor.to(torch.float64)
 
 
 def _read_only(point: HookPoint) -> str:
@@ -482,11 +563,20 @@ def _token_ids(ids: Any, where: str) -> tuple[int, ...]:
 
 
 def _plain(value: Any) -> Any:
+    """Arrays, ranges and numbers of other libraries as lists, ints and floats; anything else unchanged."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (list, tuple, range)):
         return [_plain(v) for v in value]
-    return value
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _count(n: int, noun: str) -> str:

@@ -19,6 +19,6 @@ def kl(clean: torch.Tensor, patched: torch.Tensor) -> torch.Tensor:
 
 
 def next_token_loss(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
-    """Cross-entropy of each next token: `(positions, d_vocab)` -> `(positions - 1,)` nats; entry t scores token t + 1."""
+    """Cross-entropy of each next token, `(positions, d_vocab)` -> `(positions - 1,)`; entry t scores token t + 1."""
     targets = torch.tensor(ids[1 : logits.shape[0]], dtype=torch.long)
     return -log_probs(logits[: len(targets)]).gather(1, targets[:, None])[:, 0]

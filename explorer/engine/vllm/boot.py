@@ -32,6 +32,9 @@ LOCKED: dict[str, tuple[Any, str]] = {
         "a cached prefix is not computed again, so its rows could not be captured or edited",
     ),
     "worker_cls": (WORKER, "the worker does the capturing"),
+    "enforce_eager": (True, "compiled mode is not served yet"),
+    "async_scheduling": (False, "a step must be over before its rows are read"),
+    "use_tqdm_on_load": (False, "boot shows its own progress"),
 }
 
 Progress = Callable[[str], None]
@@ -110,6 +113,8 @@ def check_options(options: dict[str, Any], known: set[str]) -> None:
         if options.get(name, 1) != 1:
             raise BootError(f"boot: {name}={options[name]} is not served yet; use 1")
     extra = options.get("additional_config")
+    if extra is not None and not isinstance(extra, dict):
+        raise BootError(f"boot: additional_config must be a dict, not {extra!r}")
     if extra is not None and "explorer" in extra:
         raise BootError(
             "boot: additional_config['explorer'] is refused, it is the explorer's own: it configures the worker"
@@ -141,13 +146,14 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
     options = {name: value for name, value in options.items() if value is not None}
     own_length = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
     length = options.get("max_model_len", own_length)
-    dtype = str(options.get("dtype") or config.dtype or "float32").removeprefix("torch.")
-    if dtype in ("auto", "half", "float"):
-        dtype = {"auto": str(config.dtype or "float32").removeprefix("torch."), "half": "float16", "float": "float32"}[
-            dtype
-        ]
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise BootError(f"boot: dtype {dtype!r} is unknown; use 'float32', 'bfloat16' or 'float16'")
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if length > own_length and rope.get("rope_type", "default") == "default" and "hf_overrides" not in options:
+        raise BootError(f"boot: max_model_len={length} is more than the {own_length} positions that the model has")
+    own_dtype = str(config.dtype or "float32").removeprefix("torch.")
+    dtype = str(options.get("dtype", "auto")).removeprefix("torch.")
+    dtype = {"auto": own_dtype, "half": "float16", "float": "float32"}.get(dtype, dtype)
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise BootError(f"boot: dtype {dtype!r} is not served; use 'float32', 'bfloat16' or 'float16'")
     options["dtype"] = dtype
     size = getattr(torch, dtype).itemsize
     if internals.on_cpu():
@@ -157,7 +163,6 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
         options.setdefault("kv_cache_memory_bytes", need + need // 8)
         _check_memory(path, config, options, size)
     options |= {name: value for name, (value, _) in LOCKED.items()}
-    options |= {"enforce_eager": True, "use_tqdm_on_load": False, "async_scheduling": False}
     options["additional_config"] = {
         **options.get("additional_config", {}),
         "explorer": {"shape": dataclasses.asdict(shape), "code": code_hash()},
@@ -183,5 +188,6 @@ def _check_memory(path: str, config: Any, options: dict[str, Any], size: int) ->
     if need > free:
         raise BootError(
             f"boot: {need / 2**30:.1f} GiB are needed (weights {weights * size / stored / 2**30:.1f}, key-value cache "
-            f"{options['kv_cache_memory_bytes'] / 2**30:.1f}) but {free / 2**30:.1f} GiB are free; lower max_model_len or kv_cache_memory_bytes"
+            f"{options['kv_cache_memory_bytes'] / 2**30:.1f}) but {free / 2**30:.1f} GiB are free; "
+            "lower max_model_len or kv_cache_memory_bytes"
         )

@@ -66,7 +66,7 @@ def wrap_head(runner: Any, after: Callable[[torch.Tensor], None]) -> Callable[[t
 
 
 def scheduled(runner: Any) -> Iterator[tuple[dict[str, Any], int, int, int]]:
-    """For each request in this step, in row order: its `extra_args`, first row, row count, position of the first row."""
+    """For each request in this step, in row order: `extra_args`, first row, row count, position of the first row."""
     batch = runner.input_batch
     starts = runner.query_start_loc.np
     for i, request_id in enumerate(batch.req_ids):

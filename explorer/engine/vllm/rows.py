@@ -47,8 +47,15 @@ class Span:
     start: int
 
 
+def keep(chunks: dict[int, torch.Tensor], start: int, rows: torch.Tensor) -> None:
+    """Store rows by their first position. Rows of later positions are from before a preemption: all come again."""
+    for later in [position for position in chunks if position > start]:
+        del chunks[later]
+    chunks[start] = rows
+
+
 def join(chunks: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Chunks by first position, in token order. A token fed again (after preemption) replaces its earlier row."""
+    """Chunks by first position, in token order. Where two overlap the later one counts."""
     out: list[torch.Tensor] = []
     end: int | None = None
     for start in sorted(chunks, reverse=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,9 +20,14 @@ def pack(tensor: torch.Tensor) -> dict[str, Any]:
 
 def unpack(packed: dict[str, Any]) -> torch.Tensor:
     """The tensor that `pack` packed, in memory of its own. Raises ValueError for anything that is no packed tensor."""
-    dtype = getattr(torch, packed["dtype"], None)
+    name, shape, data = packed.get("dtype"), packed.get("shape"), packed.get("data")
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"not a dtype: {packed['dtype']!r}")
-    if not packed["data"]:
-        return torch.empty(packed["shape"], dtype=dtype)
-    return torch.frombuffer(bytearray(packed["data"]), dtype=dtype).reshape(packed["shape"])
+        raise ValueError(f"not a dtype: {name!r}")
+    if (
+        not isinstance(shape, (list, tuple))
+        or not isinstance(data, bytes)
+        or math.prod(shape) * dtype.itemsize != len(data)
+    ):
+        raise ValueError(f"the bytes are no {name} tensor of shape {shape}")
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)

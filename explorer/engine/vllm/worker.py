@@ -11,7 +11,7 @@ import torch
 
 from ...hooks import ModelShape
 from . import internals
-from .rows import Held, Span, WireEdit, apply, join, read_edits
+from .rows import Held, Span, WireEdit, apply, join, keep, read_edits
 from .taps import Edited, find_taps
 from .wire import pack, unpack
 
@@ -89,7 +89,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             hidden = forward()
         for span in self._spans:
             if span is not None:
-                span.held.head_rows[span.start] = hidden[span.row : span.row + span.count].clone()
+                keep(span.held.head_rows, span.start, hidden[span.row : span.row + span.count].clone())
         return hidden
 
     def _handle(self, name: str, spans: list[Span], x: torch.Tensor) -> Edited | None:
@@ -104,7 +104,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         for span in spans:
             if name in span.held.capture:
                 rows = x[span.row : span.row + span.count].clone()
-                span.held.chunks.setdefault(name, {})[span.start] = rows.reshape(-1, *self._taps[name].shape)
+                keep(span.held.chunks.setdefault(name, {}), span.start, rows.reshape(-1, *self._taps[name].shape))
         if not touched:
             return None
         index = torch.tensor(sorted(set(touched)), device=x.device)
