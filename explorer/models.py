@@ -577,10 +577,15 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _bar(label: str) -> Progress:
-    """Progress on stderr: one line redrawn on a terminal, one line a step elsewhere."""
+    """Progress on stderr: one line redrawn on a terminal, elsewhere a line at each tenth."""
     live = sys.stderr.isatty()
+    shown = -1
 
     def show(fraction: float, message: str) -> None:
+        nonlocal shown
+        if not live and int(10 * fraction) == shown:
+            return
+        shown = int(10 * fraction)
         done = round(20 * fraction)
         line = f"{label} [{'#' * done}{'.' * (20 - done)}] {fraction:4.0%} {message}"
         end = "" if live and fraction < 1 else "\n"

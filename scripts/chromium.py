@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 ON_PATH = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ADVICE = "install Chromium (Debian, Ubuntu: apt-get install chromium; macOS: brew install --cask chromium)"
+ADVICE = (
+    "install Chromium (Debian, Ubuntu: apt-get install chromium), "
+    "or type `.venv/bin/python -m playwright install chromium`"
+)
 
 
 class NoChromium(RuntimeError):

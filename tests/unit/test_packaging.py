@@ -308,7 +308,7 @@ def test_apt_comes_third_and_only_for_root(monkeypatch: pytest.MonkeyPatch, tmp_
         chromium.install_chromium()
     text = str(error.value)
     assert "\n" not in text and "Error: cannot download" in text and "apt-get update: E: no network" in text
-    assert "apt-get install chromium" in text
+    assert "apt-get install chromium" in text and "playwright install chromium`" in text
     asked = len([line for line in tools.asked if "apt-get" in line])
     assert asked == 1  # nothing is installed after an update that failed
     monkeypatch.setattr(os, "geteuid", lambda: 1000, raising=False)
