@@ -1,7 +1,7 @@
 """The tests' own yardstick: transformers with eager attention in fp32, read and edited with plain PyTorch hooks.
 
-Written from the definitions of the hook points, not from the engine: it shares no code with `explorer`. It takes specs in
-their JSON form, with positions and heads as plain ints or lists of ints.
+Written from the definitions of the hook points, not from the engine: it shares no code with `explorer`. It takes specs
+in their JSON form, with positions and heads as plain ints or lists of ints.
 """
 
 from __future__ import annotations

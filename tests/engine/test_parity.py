@@ -11,40 +11,32 @@ import explorer
 
 from ..conftest import FAMILIES
 from ..reference import Reference, reference
+from .compare import relative, token_ids
 from .conftest import SMOL
 
 TINY_IDS = [1, *range(5, 150, 9), 7, 7, 3]  # 21 tokens: longer than Mistral's window
+Pair = tuple[explorer.Session, Reference]
 PROMPTS = ["The Eiffel Tower is in the city of", "def add(a, b):\n    return a +", "日本の首都は 🗼"]
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, SMOL])
-def pair(
-    request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]
-) -> Iterator[tuple[explorer.Session, Reference]]:
+def pair(request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]) -> Iterator[Pair]:
     session = request.getfixturevalue("smol") if request.param == SMOL else booted(request.param)
     yield session, reference(session.model_path)
 
 
 def prompts(session: explorer.Session) -> list[list[int]]:
     if session.name == SMOL:
-        return [[token.id for token in session.tokens(p)] for p in PROMPTS]
+        return [token_ids(session, p) for p in PROMPTS]
     return [TINY_IDS, TINY_IDS[:1], TINY_IDS[::-1]]
 
 
-def relative(got: torch.Tensor, want: torch.Tensor) -> float:
-    """The largest error of any position, relative to that position's own largest value."""
-    got, want = got.flatten(1), want.flatten(1)
-    return float(((got - want).abs().amax(1) / want.abs().amax(1)).max())
-
-
-def test_catalogue_and_reference_know_the_same_hooks(pair: tuple[explorer.Session, Reference]) -> None:
+def test_catalogue_and_reference_know_the_same_hooks(pair: Pair) -> None:
     session, ref = pair
     assert sorted(p.name for p in session.hooks if p.available) == sorted(ref.names)
 
 
-def test_every_hook_of_every_layer(
-    pair: tuple[explorer.Session, Reference], record_property: Callable[[str, object], None]
-) -> None:
+def test_every_hook_of_every_layer(pair: Pair) -> None:
     session, ref = pair
     ids = prompts(session)
     worst: dict[str, float] = {}
@@ -64,12 +56,11 @@ def test_every_hook_of_every_layer(
             else:
                 error = relative(got, want[name])
             worst[component] = max(error, worst.get(component, 0.0))
-    record_property("errors", worst)
     print(session.name, {k: f"{v:.1e}" for k, v in worst.items()})
     assert max(worst.values()) <= 1e-4, worst
 
 
-def test_logits_and_loss(pair: tuple[explorer.Session, Reference]) -> None:
+def test_logits_and_loss(pair: Pair) -> None:
     session, ref = pair
     ids = prompts(session)
     for i, run in zip(ids, session.run(ids), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,8 @@ LOCKED: dict[str, tuple[Any, str]] = {
     "async_scheduling": (False, "a step must be over before its rows are read"),
     "use_tqdm_on_load": (False, "boot shows its own progress"),
 }
+
+CPU_BLOCK = 128  # tokens in one block of vLLM's key-value cache on a CPU
 
 Progress = Callable[[str], None]
 
@@ -157,10 +160,17 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
     options["dtype"] = dtype
     size = getattr(torch, dtype).itemsize
     if internals.on_cpu():
-        # vLLM would claim a fraction of the whole machine; enough for the longest prompt and one full batch will do
-        tokens = length + options["max_num_batched_tokens"]
-        need = tokens * shape.layers * 2 * shape.kv_heads * shape.d_head * size
-        options.setdefault("kv_cache_memory_bytes", need + need // 8)
+        # vLLM would claim a fraction of the whole machine; enough for the longest prompt and one full batch will do.
+        # It deals the cache out in blocks and keeps one for itself.
+        block = options.get("block_size", CPU_BLOCK)
+        block_bytes = block * shape.layers * 2 * shape.kv_heads * shape.d_head * size
+        least = (math.ceil(length / block) + 1) * block_bytes
+        need = least + math.ceil(options["max_num_batched_tokens"] / block) * block_bytes
+        if options.setdefault("kv_cache_memory_bytes", need + need // 8) < least:
+            raise BootError(
+                f"boot: kv_cache_memory_bytes={options['kv_cache_memory_bytes']} is too small: "
+                f"max_model_len={length} tokens need {least}"
+            )
         _check_memory(path, config, options, size)
     options |= {name: value for name, (value, _) in LOCKED.items()}
     options["additional_config"] = {

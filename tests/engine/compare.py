@@ -1,0 +1,30 @@
+"""How numbers are compared, and small helpers of the engine suite."""
+
+from __future__ import annotations
+
+import torch
+
+import explorer
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest error of any position, relative to that position's own largest value. NaN counts as infinite."""
+    assert got.shape == want.shape, f"{tuple(got.shape)} against {tuple(want.shape)}"
+    got, want = got.flatten(1), want.flatten(1)
+    error = (got - want).abs().amax(1) / want.abs().amax(1).clamp_min(1e-30)
+    return float("inf") if bool(error.isnan().any()) else float(error.max())
+
+
+def same(got: explorer.Run, want: explorer.Run) -> bool:
+    """Whether two runs are bit for bit the same: ids, logits of every row, and every capture."""
+    return (
+        got.ids == want.ids
+        and got.captured == want.captured
+        and torch.equal(got.logits, want.logits)
+        and all(torch.equal(got[name], want[name]) for name in got.captured)
+    )
+
+
+def token_ids(session: explorer.Session, prompt: str) -> list[int]:
+    """The prompt's token ids."""
+    return [token.id for token in session.tokens(prompt)]
