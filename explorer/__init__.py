@@ -1,7 +1,6 @@
 """Activation Explorer: look inside a language model on vLLM, and change what it thinks."""
 
-from .errors import BootError, Cancelled, EngineError, ExplorerError, SessionClosed, SpecError
-from .models import ModelNotFound
+from .errors import BootError, Cancelled, EngineError, ExplorerError, ModelNotFound, SessionClosed, SpecError
 from .runs import Comparison, Run
 from .session import Session, boot
 from .specs import Edit

@@ -19,6 +19,10 @@ class BootError(ExplorerError, ValueError):
     """A model that cannot be booted as asked; raised before weights load wherever that can be known."""
 
 
+class ModelNotFound(BootError):
+    """The model asked for is not there; the message is one line and says what to type. A ValueError."""
+
+
 class SessionClosed(ExplorerError, RuntimeError):
     """The session was closed, so the engine that would have to answer is gone."""
 

@@ -11,8 +11,8 @@ import torch
 from .analysis import attention, metrics
 from .engine.protocol import Model, Request, Result
 from .hooks import Catalogue
-from .models import Token, Tokenizer, one_token, token_table
 from .specs import Edit, pin, to_json
+from .tokens import Token, Tokenizer, one_token, token_table
 
 
 class TopToken(NamedTuple):

@@ -19,10 +19,11 @@ from .engine.protocol import Engine, Result
 from .errors import BootError, SessionClosed
 from .hooks import Catalogue
 from .jobs import Job, Jobs
-from .models import Token, encode, load_tokenizer, resolve, token_table
+from .models import resolve
 from .plan import Plan
 from .runs import Comparison, Origin, Run
 from .specs import parse, parse_batch
+from .tokens import Token, encode, load_tokenizer, token_table
 
 Prompt = str | Sequence[int]
 
@@ -35,7 +36,7 @@ def boot(
     *,
     engine: str = "auto",
     mode: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: Any = None,
     dtype: str | torch.dtype | None = None,
     gpu_memory_utilization: float = 0.5,
     max_model_len: int | None = None,
@@ -50,7 +51,7 @@ def boot(
         model: a bundled name (`smollm2-135m`), a hub id, or a folder.
         engine: `vllm` or `auto` (vLLM).
         mode: `eager`, or None for it.
-        tokenizer: a folder or hub id, when it is not the model's own.
+        tokenizer: a folder, a hub id or a transformers tokenizer, when it is not the model's own.
         dtype: None is the checkpoint's own; else `float32`, `bfloat16` or `float16`.
         gpu_memory_utilization: the share of a GPU's memory that vLLM may take. On a CPU the key-value cache is sized
             for `max_model_len` and one batch instead (`kv_cache_memory_bytes` sets it).
@@ -79,7 +80,8 @@ def boot(
     }
     with _environment_kept(), _BootLine(str(model)) as line:
         path = str(resolve(model, lambda fraction, message: line(message)))
-        words = load_tokenizer(tokenizer or path)
+        given = tokenizer if tokenizer is not None else path
+        words = load_tokenizer(given) if isinstance(given, (str, Path)) else given
         jobs = Jobs(f"explorer-{Path(path).name}")
         try:
             built = jobs.call(lambda job: _vllm(path, options, _stop_ids(words, path), line))

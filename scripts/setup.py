@@ -194,8 +194,7 @@ def quiet_lab() -> None:
 
 def fetch_model() -> None:
     """Fetch and convert the bundled model; returns at once when it is there."""
-    quiet = ["-W", "ignore::RuntimeWarning:runpy"]  # about a module that its package has imported already
-    fetch = [str(PYTHON), *quiet, "-m", "explorer.models", "fetch", BUNDLED_MODEL]
+    fetch = [str(PYTHON), "-m", "explorer", "fetch", BUNDLED_MODEL]
     if subprocess.run(fetch, cwd=ROOT, stdin=subprocess.DEVNULL).returncode != 0:
         raise SetupError(f"the model {BUNDLED_MODEL} is not ready (see the line above): run `make setup` again")
 

