@@ -418,8 +418,9 @@ def _positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refu
     rows = tuple(p + extent.prompt if p < 0 else p for p in given)
     for g, p in zip(("last",) if isinstance(pos, str) else given, rows, strict=True):
         if not 0 <= p < extent.rows:
-            tokens = _count(extent.prompt, "token") if extent.rows == extent.prompt else f"{extent.rows} rows"
-            raise refuse(f"{name} {g} is past the {whose}, which has {tokens} (0 to {extent.rows - 1})")
+            counted = extent.prompt if p < 0 else extent.rows  # what negative ones count from
+            tokens = _count(counted, "token" if counted == extent.prompt else "row")
+            raise refuse(f"{name} {g} is past the {whose}, which has {tokens} (0 to {counted - 1})")
         if not first <= p < stop:
             part = "the generated tokens have" if phase == "decode" else "the prompt has"
             raise refuse(f"{name} {g} is outside phase={phase!r}: {part} positions {first} to {stop - 1}")

@@ -1,6 +1,8 @@
-"""How numbers are compared, and small helpers of the engine suite."""
+"""How the engine suite compares numbers, and how it looks into an engine."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -28,3 +30,15 @@ def same(got: explorer.Run, want: explorer.Run) -> bool:
 def token_ids(session: explorer.Session, prompt: str) -> list[int]:
     """The prompt's token ids."""
     return [token.id for token in session.tokens(prompt)]
+
+
+def core(session: explorer.Session) -> Any:
+    """vLLM's engine core of a session, for tests that look whether anything was left in it."""
+    return session._engine._llm.llm_engine.engine_core.engine_core  # type: ignore[union-attr]
+
+
+def idle(session: explorer.Session) -> bool:
+    """Whether nothing is queued, running or held, and no hook is attached."""
+    runner = core(session).model_executor.driver_worker.worker
+    hooks = [m for m in runner.model_runner.model.modules() if m._forward_hooks or m._forward_pre_hooks]
+    return not (core(session).scheduler.has_unfinished_requests() or runner._held or hooks)

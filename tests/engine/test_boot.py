@@ -1,0 +1,166 @@
+"""What boot refuses, in one sentence and before weights load, and what it accepts and chooses."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import explorer
+from explorer import BootError, ModelNotFound
+
+from .compare import core, same
+
+IDS = [1, 17, 45, 80]
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails the test when vLLM is asked to load anything, or when a worker thread stays."""
+    import vllm
+
+    monkeypatch.setattr(vllm, "LLM", lambda *a, **k: pytest.fail("weights would have loaded"))
+    threads = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= threads
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown keyword": (
+        {"max_model_length": 64},
+        r"unknown keyword 'max_model_length'; did you mean 'max_model_len'\?",
+    ),
+    "tokenizer left out": ({"skip_tokenizer_init": False}, "skip_tokenizer_init=False is refused.*locked to True"),
+    "log statistics": ({"disable_log_stats": False}, "disable_log_stats=False is refused.*locked to True"),
+    "prefix caching": ({"enable_prefix_caching": True}, "enable_prefix_caching=True is refused.*cached prefix"),
+    "another worker": ({"worker_cls": "mine.Worker"}, "worker_cls='mine.Worker' is refused"),
+    "our configuration": ({"additional_config": {"explorer": {}}}, r"additional_config\['explorer'\] is refused"),
+    "configuration of a wrong type": ({"additional_config": 3}, "additional_config"),
+    "no batch": ({"max_num_batched_tokens": 0}, "max_num_batched_tokens .* not 0"),
+    "negative length": ({"max_model_len": -5}, "max_model_len .* not -5"),
+    "a length in words": ({"max_model_len": "8k"}, "max_model_len .* not '8k'"),
+    "a length of True": ({"max_model_len": True}, "max_model_len .* not True"),
+    "longer than the model": ({"max_model_len": 257}, "257.*256"),
+    "no memory": ({"gpu_memory_utilization": 0}, "gpu_memory_utilization .* not 0"),
+    "all memory and more": ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization .* not 1.5"),
+    "two devices": ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+    "two stages": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+    "more cache than there is memory": ({"kv_cache_memory_bytes": 10**15}, "GiB are needed .* are free"),
+    "less cache than a prompt takes": ({"kv_cache_memory_bytes": 2 * 128 * 1024}, "kv_cache_memory_bytes=.*too small"),
+    "unknown dtype": ({"dtype": "float31"}, "dtype 'float31'"),
+    "integers": ({"dtype": torch.int8}, "dtype 'int8'"),
+    "unknown engine": ({"engine": "jax"}, "engine must be .* not 'jax'"),
+    "unknown mode": ({"mode": "fast"}, "mode must be .* not 'fast'"),
+}
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_weights_load(tiny_folder: Callable[[str], Path], name: str) -> None:
+    keywords, words = REFUSED[name]
+    with pytest.raises(BootError, match=words) as error:
+        explorer.boot(tiny_folder("llama"), **keywords)
+    assert isinstance(error.value, ValueError)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="smollm2-135m"):
+        explorer.boot("smollm2-135")
+    with pytest.raises(ModelNotFound):
+        explorer.boot(tmp_path / "nowhere")
+    with pytest.raises(ModelNotFound, match=str(tmp_path)):
+        explorer.boot(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BootError):
+        explorer.boot(tmp_path)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_architectures_that_are_not_served(tiny_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tiny_folder("llama")
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BootError, match=r"GPT2LMHeadModel is not served yet.*LlamaForCausalLM"):
+        explorer.boot(tmp_path)
+
+
+def test_restating_a_locked_value_is_fine(llama: explorer.Session, booted: Callable[..., explorer.Session]) -> None:
+    session = booted(
+        "llama",
+        skip_tokenizer_init=True,
+        disable_log_stats=True,
+        enable_prefix_caching=False,
+        enforce_eager=True,
+        mode="eager",
+        engine="vllm",
+        dtype="torch.float32",
+        max_model_len=64,
+        tensor_parallel_size=1,
+    )
+    assert session.info["max_model_len"] == 64
+    assert same(session.run(IDS, capture="all"), llama.run(IDS, capture="all"))
+
+
+def test_keywords_of_other_tools_say_that_they_change_nothing(
+    tiny_folder: Callable[[str], Path], llama: explorer.Session
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        session = explorer.boot(
+            tiny_folder("llama"), enable_batching=True, enable_position_interventions=False, max_model_len=64
+        )
+    with session:
+        ours = [str(w.message) for w in caught if "changes nothing" in str(w.message)]
+        assert len(ours) == 2 and "enable_batching" in ours[0] and "enable_position_interventions" in ours[1]
+        edits = {"blocks.0.hook_out": {"op": "set", "value": 0.5, "pos": [1, 3]}}
+        got = session.run([IDS, IDS[:2]], [edits, None], capture="all")
+        want = llama.run([IDS, IDS[:2]], [edits, None], capture="all")
+        assert same(got[0], want[0]) and same(got[1], want[1])
+
+
+def test_dtype_is_the_checkpoints_own(llama: explorer.Session, booted: Callable[..., explorer.Session]) -> None:
+    # vLLM's own "auto" would make float16 of it
+    assert (
+        llama.info["dtype"] == "float32"
+        and llama.run(IDS, capture="embed.hook_out")["embed.hook_out"].dtype == torch.float32
+    )
+    bf16 = booted("llama", dtype=torch.bfloat16)
+    assert bf16.info["dtype"] == "bfloat16"
+    assert bf16.run(IDS, capture="embed.hook_out")["embed.hook_out"].dtype == torch.bfloat16
+    assert bf16.run(IDS).logits.dtype == torch.float32
+    half = booted("llama", dtype="half")
+    assert half.info["dtype"] == "float16"
+    assert half.run(IDS, capture="embed.hook_out")["embed.hook_out"].dtype == torch.float16
+
+
+def test_the_cache_holds_the_longest_prompt_and_a_full_batch(smol: explorer.Session) -> None:
+    config = core(smol).vllm_config.cache_config
+    tokens = config.num_gpu_blocks * config.block_size
+    assert 2048 + 2048 <= tokens <= 1.3 * (2048 + 2048)
+
+
+def test_info_and_repr(llama: explorer.Session, smol: explorer.Session, tiny_folder: Callable[[str], Path]) -> None:
+    assert (
+        llama.info | {"layers": 2, "heads": 4, "kv_heads": 2, "d_model": 96, "d_head": 32, "d_vocab": 160} == llama.info
+    )
+    assert llama.info["device"] == "cpu" and llama.info["engine"].startswith("vllm ") and llama.info["mode"] == "eager"
+    assert "smollm2-135m" in repr(smol) and "30 layers" in repr(smol)
+    assert llama.model_path == str(tiny_folder("llama")) and smol.name == "smollm2-135m"
+    assert Path(str(smol.model_path)).is_dir()
+
+
+def test_another_tokenizer(llama: explorer.Session, booted: Callable[..., explorer.Session], tiny_folder: Any) -> None:
+    session = booted("qwen3", tokenizer=str(tiny_folder("llama")))
+    assert [t.id for t in session.tokens("w1 w2")] == [t.id for t in llama.tokens("w1 w2")]

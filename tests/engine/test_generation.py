@@ -1,0 +1,158 @@
+"""Generation: greedy, sampled and stopped; edits and captures of the tokens that are fed back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import explorer
+from explorer import Edit, SpecError
+
+from ..reference import reference
+from .compare import core, relative, same, token_ids
+
+EIFFEL = "The Eiffel Tower is in the city of"
+STORY = "Once upon a time, there was a little"
+FRANCE = "What is the capital of France?"
+IDS = [1, 17, 45, 80, 31, 9, 120, 64]
+HOOK = "blocks.0.hook_out"
+
+
+def test_greedy_as_transformers(smol: explorer.Session) -> None:
+    for prompt, run in zip((EIFFEL, STORY), smol.generate([EIFFEL, STORY], max_new_tokens=16), strict=True):
+        want = reference(smol.model_path).greedy(token_ids(smol, prompt), 16)
+        assert list(run.generated) == want
+    run = smol.generate(EIFFEL)
+    assert len(run.generated) == 40 and run.text.startswith(" Paris.")
+
+
+def test_every_fed_token_has_a_row(llama: explorer.Session) -> None:
+    run = llama.generate(IDS, max_new_tokens=6, capture="all")
+    assert len(run.generated) == 6 and run.ids[:8] == tuple(IDS) and run.rows == 13
+    want = reference(llama.model_path).run(run.ids[:-1])
+    for name in run.captured:
+        assert run[name].shape == want[name].shape, name
+        if llama.hooks[name].component not in ("pattern", "scores"):
+            assert relative(run[name], want[name]) <= 1e-4, name
+    # each generated token is what the row before it predicts
+    assert run.logits[7:].argmax(-1).tolist() == list(run.generated)
+    torch.testing.assert_close(run.loss, want.loss, atol=1e-4, rtol=0)
+
+
+def test_one_token_feeds_nothing_back(llama: explorer.Session) -> None:
+    run = llama.generate(IDS, max_new_tokens=1, capture=HOOK)
+    clean = llama.run(IDS, capture=HOOK)
+    assert run.rows == 8 and torch.equal(run[HOOK], clean[HOOK]) and torch.equal(run.logits, clean.logits)
+    assert run.generated == (clean.top(1)[0].id,)
+
+
+def test_pattern_of_generated_tokens(llama: explorer.Session) -> None:
+    run = llama.generate(IDS, max_new_tokens=7, capture=["blocks.*.attn.hook_pattern"])
+    whole = llama.run(list(run.ids[:-1]), capture="blocks.*.attn.hook_pattern")
+    for layer in (0, 1):
+        assert run.pattern(layer).shape == (4, 14, 14)
+        assert float((run.pattern(layer) - whole.pattern(layer)).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("phase", "pos", "rows"),
+    [
+        ("prompt", None, range(8)),
+        ("prompt", "last", [7]),
+        ("decode", None, range(8, 13)),
+        ("decode", [9, 12], [9, 12]),
+        ("decode", "9:11", [9, 10]),
+        ("both", None, range(13)),
+        ("both", [0, -1, 10], [0, 7, 10]),
+        ("both", "6:10", [6, 7, 8, 9]),
+    ],
+)
+def test_phases(llama: explorer.Session, phase: str, pos: Any, rows: Any) -> None:
+    value = torch.linspace(-2, 2, 96)
+    run = llama.generate(IDS, Edit(HOOK, "add", value=value, pos=pos, phase=phase), max_new_tokens=6, capture="all")
+    assert len(run.generated) == 6
+    spec = {HOOK: {"op": "add", "value": value.tolist(), "pos": list(rows)}}
+    want = reference(llama.model_path).run(run.ids[:-1], spec)  # adding twice, or not at all, would show
+    for name in ("blocks.0.hook_out", "blocks.1.attn.k.hook_out", "blocks.1.hook_out"):
+        assert relative(run[name], want[name]) <= 1e-4, name
+    assert want.logits[7:].argmax(-1).tolist() == list(run.generated)
+
+
+def test_steering_needs_both(llama: explorer.Session) -> None:
+    # the first generated token comes from the prompt's last row, which phase="decode" leaves alone
+    steer = {"op": "set", "value": torch.linspace(-3, 5, 96).tolist()}
+    clean = llama.generate(IDS, max_new_tokens=3)
+    decode = llama.generate(IDS, {"blocks.1.hook_out": steer | {"phase": "decode"}}, max_new_tokens=3)
+    both = llama.generate(IDS, {"blocks.1.hook_out": steer | {"phase": "both"}}, max_new_tokens=3)
+    assert decode.generated[0] == clean.generated[0] != both.generated[0]
+    assert decode.generated[1:] == both.generated[1:] == both.generated[:1] * 2
+
+
+def test_decode_edits_of_a_patch(llama: explorer.Session) -> None:
+    source = llama.generate(IDS, max_new_tokens=5, capture=HOOK)
+    run = llama.generate(IDS[::-1], Edit(HOOK, "patch", source=source, phase="decode"), max_new_tokens=5, capture=HOOK)
+    assert torch.equal(run[HOOK][8:], source[HOOK][8:])
+    assert torch.equal(run[HOOK][:8], llama.run(IDS[::-1], capture=HOOK)[HOOK])
+
+
+def test_an_edit_of_no_row_is_refused(llama: explorer.Session) -> None:
+    for tokens in (0, 1):
+        with pytest.raises(SpecError, match="would match no row"):
+            llama.run(IDS, Edit(HOOK, "suppress", phase="decode"), max_new_tokens=tokens)
+
+
+def test_sampling_repeats_with_its_seed(llama: explorer.Session) -> None:
+    hot = {"max_new_tokens": 12, "temperature": 1.5}
+    first = llama.generate(IDS, seed=7, **hot)
+    assert same(llama.generate(IDS, seed=7, **hot), first)
+    assert same(llama.generate([IDS[:3], IDS, IDS], seed=7, **hot)[1], first)  # whatever shares the batch
+    others = {llama.generate(IDS, seed=seed, **hot).generated for seed in range(5)}
+    assert len(others) > 1
+
+
+def test_stop_strings(smol: explorer.Session) -> None:
+    free = smol.generate(STORY, max_new_tokens=30)
+    stop = " who"
+    assert stop in free.text and not free.text.startswith(stop), free.text
+    run = smol.generate(STORY, max_new_tokens=30, stop=["\n\n\n", stop], capture="blocks.0.hook_out")
+    assert run.generated == free.generated[: len(run.generated)]
+    assert stop in run.text and stop not in smol.generate(STORY, max_new_tokens=len(run.generated) - 1).text
+    assert run.rows == run.prompt_length + len(run.generated) - 1 == len(run["blocks.0.hook_out"])
+    together = smol.generate([STORY, EIFFEL], max_new_tokens=30, stop=stop)
+    assert together[0].generated == run.generated
+    assert together[1].generated == smol.generate(EIFFEL, max_new_tokens=30).generated
+
+
+def test_the_end_of_a_turn_ends_it(smol: explorer.Session) -> None:
+    run = smol.generate(FRANCE, max_new_tokens=60, chat=True, capture="blocks.3.hook_out")
+    assert len(run.generated) < 60 and run.tokens[-1].special
+    assert run.rows == len(run.ids) - 1 == len(run["blocks.3.hook_out"])
+    assert run.text == "The capital of France is Paris."
+
+
+def test_edits_with_positions_a_stopped_run_never_reached(smol: explorer.Session) -> None:
+    free = smol.generate(FRANCE, max_new_tokens=60, chat=True)
+    edit = Edit("blocks.3.hook_out", "scale", factor=1.0, phase="decode")
+    run = smol.generate(FRANCE, edit, max_new_tokens=60, chat=True)
+    assert run.generated == free.generated
+    recipe = run.recipe()
+    assert recipe["edits"]["blocks.3.hook_out"]["pos"] == list(range(run.prompt_length, run.rows))
+
+
+def test_a_cache_too_small_for_all(llama: explorer.Session, booted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # vLLM takes a running request's cache away and feeds its tokens again: rows must not double, edits not add up
+    small = booted("llama", max_num_batched_tokens=256, max_model_len=256, kv_cache_memory_bytes=4 * 128 * 1024)
+    preempted: list[object] = []
+    scheduler = core(small).scheduler
+    preempt = scheduler._preempt_request
+    monkeypatch.setattr(scheduler, "_preempt_request", lambda *a, **k: (preempted.append(a), preempt(*a, **k))[1])
+    ids = [[3 + n, *range(20, 139)] for n in range(3)]  # 120 tokens each, then past one block of 128
+    edit = {HOOK: {"op": "add", "value": 0.5, "phase": "both"}}
+    got = small.generate(ids, edit, max_new_tokens=20, capture=HOOK)
+    want = llama.generate(ids, edit, max_new_tokens=20, capture=HOOK)
+    assert preempted, "no cache was taken away: this test shows nothing"
+    for g, w in zip(got, want, strict=True):
+        assert g.ids == w.ids and g.rows == 139
+        assert relative(g[HOOK], w[HOOK]) <= 1e-4 and relative(g.logits, w.logits) <= 1e-4
