@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -39,18 +40,29 @@ def hooks_of(view: str, hook: str, session: Any) -> list[str]:
     return [point.name]
 
 
-def numbers(view: str, hook: str, run: Any, session: Any) -> Array:
+def numbers(view: str, hooks: Sequence[str], run: Any) -> Array:
     """What a view shows of one run: norms (layer, position), a hook (position, dimension), heads (head, query, key)."""
     if view == "norms":
-        return np.stack([norm(run[name]) for name in hooks_of(view, hook, session)])
+        return np.stack([norm(run[name]) for name in hooks])
     if view == "attention":
-        return as_array(run[hook])
-    return as_array(run[hook].flatten(1))
+        return as_array(run[hooks[0]])
+    return as_array(run[hooks[0]].flatten(1))
+
+
+def change(view: str, hooks: Sequence[str], clean: Any, patched: Any) -> Array:
+    """What a view shows of two runs: how far the stream moved, or patched minus clean; what is masked stays masked."""
+    if view == "norms":
+        return np.stack([norm(patched[name].float() - clean[name].float()) for name in hooks])
+    before, after = (numbers(view, hooks, run) for run in (clean, patched))
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isneginf(before), before, after - before)
 
 
 def grid_points(session: Any) -> list[Any]:
     """The hook points whose norm is known: all that hold one vector a token, in the catalogue's order."""
-    return [point for point in session.hooks if point.available and not point.derived_from and point.component != "logits"]
+    return [
+        point for point in session.hooks if point.available and not point.derived_from and point.component != "logits"
+    ]
 
 
 def grid_chunks(points: Sequence[Any], positions: int) -> list[list[Any]]:
@@ -86,20 +98,24 @@ class ArrayCache:
     def __init__(self, limit: int = 64 << 20) -> None:
         self.limit = limit
         self._arrays: OrderedDict[str, Array] = OrderedDict()
+        self._lock = threading.Lock()  # the worker fills it, the kernel's main thread answers from it
 
     def get(self, key: str) -> Array | None:
-        if key in self._arrays:
-            self._arrays.move_to_end(key)
-        return self._arrays.get(key)
+        with self._lock:
+            if key in self._arrays:
+                self._arrays.move_to_end(key)
+            return self._arrays.get(key)
 
     def put(self, key: str, array: Array) -> None:
-        self._arrays[key] = array
-        self._arrays.move_to_end(key)
-        while len(self._arrays) > 1 and sum(a.nbytes for a in self._arrays.values()) > self.limit:
-            self._arrays.popitem(last=False)
+        with self._lock:
+            self._arrays[key] = array
+            self._arrays.move_to_end(key)
+            while len(self._arrays) > 1 and sum(a.nbytes for a in self._arrays.values()) > self.limit:
+                self._arrays.popitem(last=False)
 
     def clear(self) -> None:
-        self._arrays.clear()
+        with self._lock:
+            self._arrays.clear()
 
 
 def finite(values: Iterable[float]) -> list[float | None]:

@@ -34,7 +34,9 @@ def join(entry: str, folder: Path = HERE) -> str:
         body = _EXPORT.sub("", _IMPORT.sub(lambda m: f"const {{{m[1].replace(' as ', ': ')}}} = ${m[2]};", source))
         left = re.search(r"^(import|export)\b(?! default)", body, re.M)
         if left:
-            raise ValueError(f"{name}.js: only plain named imports and exports can be joined: {body[left.start() :][:60]!r}")
+            raise ValueError(
+                f"{name}.js: only plain named imports and exports can be joined: {body[left.start() :][:60]!r}"
+            )
         if name == entry:
             parts.append(f"// {name}.js\n{body}")
         else:

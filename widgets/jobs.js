@@ -7,7 +7,8 @@ export function mount(el, store) {
   const fill = h("i", {});
   const track = h("div", { class: "track", role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" }, fill);
   const cancel = h("button", { type: "button", onclick: () => store.send({ type: "cancel" }) }, "Cancel");
-  el.append(text, track, cancel);
+  const again = h("button", { type: "button", onclick: () => store.send({ type: "run" }) }, "Run again");
+  el.append(text, track, cancel, again);
   let timer = null;
   let seen = new Map(); // job id -> when this page first saw it, by its own clock
 
@@ -19,6 +20,7 @@ export function mount(el, store) {
     el.classList.toggle("running", Boolean(long));
     cancel.hidden = !long;
     track.hidden = !long;
+    again.hidden = Boolean(active.length) || store.result.error?.where !== "run";
     if (long) {
       const share = long.total ? long.done / long.total : 0;
       const elapsed = seconds((performance.now() - seen.get(long.id)) / 1000);

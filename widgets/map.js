@@ -188,7 +188,7 @@ export function createMap(el, { onPick }) {
       parts.push(`Left out of the scale, hatched: token ${names.join(", ")}${flags.size > 4 ? ` and ${flags.size - 4} more` : ""}.`);
     }
     if (limits.clipped) parts.push(`Clipped at ${number(limits.high)}: ${limits.clipped.toLocaleString("en-US")} cells beyond.`);
-    if (limits.empty) parts.push(plot.diverging ? "No change anywhere." : "All zero.");
+    if (limits.empty) parts.push("Zero everywhere.");
     if (cells.down > 1 || cells.across > 1) parts.push(`Each drawn cell is the extreme of ${cells.down} \u00d7 ${cells.across} values.`);
     notes.textContent = parts.join(" ");
   }

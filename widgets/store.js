@@ -15,6 +15,7 @@ export function createStore(model) {
     if (message?.type !== "data") return;
     const [rows, cols] = message.shape;
     arrays.delete(message.key);
+    if (message.dropped) return; // asked again when it is wanted again
     arrays.set(message.key, message.error ? { error: message.error } : { rows, cols, values: floats(buffers[0]) });
     while (arrays.size > KEPT) arrays.delete(arrays.keys().next().value);
     changed();

@@ -41,8 +41,8 @@ function mountHeader(el, store) {
     (s) => [s.about],
     (about) => {
       name.textContent = about.name;
-      const engine = [about.engine, about.version].filter(Boolean).join(" ");
-      const parts = [engine, about.device, String(about.dtype ?? "").replace("torch.", ""), about.mode].filter(Boolean).join(", ");
+      const engine = String(about.engine ?? "").replace(/^vllm/, "vLLM");
+      const parts = [engine, String(about.device ?? "").toUpperCase(), about.dtype, about.mode].filter(Boolean).join(", ");
       meta.textContent = `${parts}: ${about.layers} layers, ${about.heads} heads`;
     },
   );

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import anywidget
 import numpy as np
 import traitlets
-from explorer import Edit, SpecError
+
+from explorer import Cancelled, Edit, SessionClosed, SpecError
 
 from . import cells, data, esm
-from .state import State, asks, complete, digest, enabled_edits, spec
+from .state import State, asks, complete, digest, spec
 
 log = logging.getLogger(__name__)
+opened: weakref.WeakSet[Workbench] = weakref.WeakSet()
 TOP = 6  # rows of the prediction table come from the union of both top six
 
 
@@ -37,9 +40,8 @@ class Workbench(anywidget.AnyWidget):
     result = traitlets.Dict().tag(sync=True)
     jobs = traitlets.Dict({"active": [], "last": None}).tag(sync=True)
 
-    def __init__(self, session: Any, state: Mapping[str, Any], place: Any = None) -> None:
+    def __init__(self, session: Any, state: Mapping[str, Any]) -> None:
         self._session = session
-        self._place = place
         self._asked: dict[str, Any] | None = None
         self._keys: dict[str, str] = {}
         self._arrays = data.ArrayCache()
@@ -49,6 +51,7 @@ class Workbench(anywidget.AnyWidget):
         about = describe(session)
         super().__init__(state=state, about=about)
         self.on_msg(self._on_message)
+        opened.add(self)
         self._refresh()
 
     @property
@@ -56,22 +59,25 @@ class Workbench(anywidget.AnyWidget):
         """The enabled edits as a spec, as `session.run` takes it."""
         return spec(self.state)
 
+    opened_with: str = ""  # the prompt that `explore` was called with
+
     def handover(self) -> dict[str, Any]:
         """What a workbench made by the next execution of the same cell takes over."""
         return {"opened_with": self.opened_with, "model": self.about["name"], "state": dict(self.state)}
-
-    opened_with: str = ""
 
     def close(self) -> None:
         """Removes the page and the widget; jobs still queued are cancelled. A second close is fine."""
         if self._closed:
             return
         self._closed = True
+        opened.discard(self)
         self._cancel()
         cells.forget(self)
         self.on_msg(self._on_message, remove=True)
         self._arrays.clear()
+        layout = self.layout
         super().close()
+        layout.close()  # a widget of its own, which ipywidgets would keep for ever
 
     # State: a change that asks for other numbers queues one run ----------------------------------------------------
 
@@ -89,15 +95,28 @@ class Workbench(anywidget.AnyWidget):
 
     def _refresh(self) -> None:
         wanted = asks(self.state)
-        if wanted != self._asked:
-            self._asked = wanted
-            self._submit("run", "Run", lambda job: self._run(job, wanted))
+        if wanted == self._asked:
+            return
+        self._asked = wanted
+
+        def dropped(by_user: bool) -> None:
+            if by_user and wanted == self._asked:
+                self._no_result(wanted, "The run was cancelled.")
+
+        try:
+            self._submit("run", "Run", lambda job: self._run(job, wanted), dropped)
+        except SessionClosed as error:
+            self._no_result(wanted, str(error))
+
+    def _no_result(self, wanted: dict[str, Any], why: str) -> None:
+        self._keys = {}
+        self.result = blank(wanted) | {"error": problem("run", why)}
 
     def _run(self, job: Any, wanted: dict[str, Any]) -> None:
         """One clean and one patched run in one batch, in the worker thread."""
         started = time.perf_counter()
         edits = wanted["edits"]
-        result: dict[str, Any] = {"rows": [], "edited": bool(edits), "error": None, "keys": {}, "prompt": wanted["prompt"]}
+        result = blank(wanted)
         try:
             self._tokenise(wanted)
             if not self.tokens["prompt"]["tokens"]:
@@ -108,6 +127,8 @@ class Workbench(anywidget.AnyWidget):
             result |= self._predictions(clean, both)
             result["keys"] = run_keys(wanted)
             result |= self._difference(wanted["compare"], result["rows"], clean, both)
+        except Cancelled:
+            return
         except SpecError as error:
             index = edits[error.edit_index][0] if error.edit_index is not None else None
             result["error"] = problem("edit", error, index)
@@ -154,79 +175,90 @@ class Workbench(anywidget.AnyWidget):
     def _on_message(self, _: Any, message: dict[str, Any], buffers: Any) -> None:
         if message.get("type") == "cancel":
             self._cancel()
+        elif message.get("type") == "run":
+            self._asked = None
+            self._refresh()
         elif message.get("type") == "data":
             self._pull(message)
 
     def _pull(self, ask: dict[str, Any]) -> None:
-        """Answers from what is at hand, or queues a job. `ask` names view, hook, head, of and run; its key is echoed."""
+        """Answers from what is at hand, or queues a job. `ask`: view, hook, head, of and run; its key is echoed."""
         if ask["run"] != self._keys.get(run_of(ask)):
-            return  # the numbers have moved on; the page asks again with the new key
+            self._reply(ask, dropped=True)  # the numbers have moved on; the page asks again with the new key
+            return
         array = self._at_hand(ask)
         if array is not None:
             self._reply(ask, array)
             return
         label = {"grid": "Norms of every hook"}.get(ask["view"], "Activations")
         wanted = self._asked
-        self._submit(f"data {ask['view']}", label, lambda job: self._fetch(job, ask, wanted))
+
+        def dropped(by_user: bool) -> None:
+            self._reply(ask, error="Cancelled." if by_user else None, dropped=not by_user)
+
+        try:
+            self._submit(f"data {ask['view']}", label, lambda job: self._fetch(job, ask, wanted), dropped)
+        except SessionClosed as error:
+            self._reply(ask, error=str(error))
 
     def _fetch(self, job: Any, ask: dict[str, Any], wanted: Any) -> None:
         try:
             self._capture(job, ask, wanted)
-            array = self._at_hand(ask)
+            array = self._at_hand(ask) if ask["run"] == self._keys.get(run_of(ask)) else None
+        except Cancelled:
+            return
         except (ValueError, data.Refused) as error:
-            self._reply(ask, None, str(error))
+            self._reply(ask, error=str(error))
         except Exception as error:
             log.exception("the workbench could not read activations")
-            self._reply(ask, None, f"The engine could not read this: {error}")
+            self._reply(ask, error=f"The engine could not read this: {error}")
         else:
-            if array is not None and not job.cancelled and ask["run"] == self._keys.get(run_of(ask)):
-                self._reply(ask, array)
+            if not job.cancelled:
+                self._reply(ask, array, dropped=array is None)
 
     def _capture(self, job: Any, ask: dict[str, Any], wanted: Any) -> None:
         """Runs what `ask` needs and keeps it at hand: the clean run alone, or both in one batch."""
-        view, hook, prompt, keys = ask["view"], ask["hook"], wanted["prompt"], run_keys(wanted)
+        view, prompt, keys = ask["view"], wanted["prompt"], run_keys(wanted)
+
+        def keep(of: str, array: data.Array) -> None:
+            self._arrays.put(array_key(ask, of, keys), array)
+
         if view == "grid":
-            positions = len(self.tokens["prompt"]["tokens"])
-            array = data.grid_norms(self._session, prompt, positions, job.progress)
-            self._arrays.put(array_key(ask, keys["clean"]), array)
+            keep("clean", data.grid_norms(self._session, prompt, len(self.tokens["prompt"]["tokens"]), job.progress))
             return
-        capture = data.hooks_of(view, hook, self._session)
+        hooks = data.hooks_of(view, ask["hook"], self._session)
         if ask["of"] == "clean" or not wanted["edits"]:
-            runs = {"clean": self._session.run(prompt, capture=capture)}
-        else:
-            both = self._session.compare(prompt, [Edit(**edit) for _, edit in wanted["edits"]], capture=capture)
-            runs = {"clean": both.clean, "patched": both.patched}
-        for of, run in runs.items():
-            self._arrays.put(array_key(ask, keys[of]), data.numbers(view, hook, run, self._session))
+            keep("clean", data.numbers(view, hooks, self._session.run(prompt, capture=hooks)))
+            return
+        both = self._session.compare(prompt, [Edit(**edit) for _, edit in wanted["edits"]], capture=hooks)
+        keep("clean", data.numbers(view, hooks, both.clean))
+        keep("patched", data.numbers(view, hooks, both.patched))
+        keep("change", data.change(view, hooks, both.clean, both.patched))
 
     def _at_hand(self, ask: dict[str, Any]) -> data.Array | None:
-        arrays = {of: self._arrays.get(array_key(ask, key)) for of, key in self._keys.items()}
-        if ask["of"] == "change":
-            if arrays["clean"] is None or arrays["patched"] is None:
-                return None
-            # -inf - -inf where both are masked: the masked cells stay what they were.
-            with np.errstate(invalid="ignore"):
-                change = arrays["patched"] - arrays["clean"]
-            array = np.where(np.isneginf(arrays["clean"]), arrays["clean"], change)
-        else:
-            array = arrays[run_of(ask)]
+        array = self._arrays.get(array_key(ask, ask["of"], self._keys)) if self._keys else None
         if array is None or ask["view"] != "attention":
             return array
         return array[min(max(int(ask["head"]), 0), len(array) - 1)]
 
-    def _reply(self, ask: dict[str, Any], array: data.Array | None, error: str | None = None) -> None:
+    def _reply(
+        self, ask: dict[str, Any], array: data.Array | None = None, *, error: str | None = None, dropped: bool = False
+    ) -> None:
+        """Every ask is answered: with the array, an error, or that it was dropped and may be asked again."""
         if self._closed:
             return
-        answer = {"type": "data", "key": ask["key"], "error": error, "shape": list(array.shape) if array is not None else []}
+        shape = list(array.shape) if array is not None else []
+        answer = {"type": "data", "key": ask["key"], "error": error, "dropped": dropped, "shape": shape}
         self.send(answer, buffers=[] if array is None else [np.ascontiguousarray(array, "<f4").data])
 
     # Jobs: every long thing goes through the session's one worker thread -------------------------------------------
 
-    def _submit(self, slot: str, label: str, work: Callable[[Any], None]) -> None:
+    def _submit(self, slot: str, label: str, work: Callable[[Any], None], dropped: Callable[[bool], None]) -> None:
+        """Queues `work(job)`. `dropped(by_user)` is called if it was cancelled: by the user, or by a newer job."""
         self._submitted += 1
         number = self._submitted
         started = time.time()
-        entry = {"id": number, "label": label, "done": 0, "total": 0, "message": "", "started": started}
+        entry = {"id": number, "label": label, "done": 0, "total": 0, "message": "", "stopped": False}
 
         def progress(done: int, total: int, message: str = "") -> None:
             entry.update(done=done, total=total, message=message)
@@ -236,6 +268,8 @@ class Workbench(anywidget.AnyWidget):
             self._active.pop(number, None)
             outcome = "cancelled" if job.cancelled else "failed" if job.error else "done"
             self._show_jobs({"label": label, "outcome": outcome, "seconds": time.time() - started})
+            if job.cancelled and not self._closed:
+                dropped(bool(entry["stopped"]))
 
         job = self._session.jobs.submit(work, slot=f"{self.model_id} {slot}", on_progress=progress)
         self._active[number] = (job, entry)
@@ -248,7 +282,8 @@ class Workbench(anywidget.AnyWidget):
             self.jobs = {"active": active, "last": last or self.jobs["last"]}
 
     def _cancel(self) -> None:
-        for job, _ in list(self._active.values()):
+        for job, entry in list(self._active.values()):
+            entry["stopped"] = True
             job.cancel()
 
 
@@ -295,7 +330,9 @@ def describe(session: Any) -> dict[str, Any]:
         if not point.available:
             column["missing"][str(point.layer)] = point.reason
     grid = [point.name for point in data.grid_points(session)]
-    return json.loads(json.dumps({"name": session.name, **session.info, "columns": list(columns.values()), "grid": grid}, default=str))
+    return json.loads(
+        json.dumps({"name": session.name, **session.info, "columns": list(columns.values()), "grid": grid}, default=str)
+    )
 
 
 def token_row(token: Any) -> list[Any]:
@@ -303,10 +340,19 @@ def token_row(token: Any) -> list[Any]:
     return [int(token.id), token.text, "bos" if token.bos else "special" if token.special else ""]
 
 
+def blank(wanted: dict[str, Any]) -> dict[str, Any]:
+    """A result without numbers."""
+    edited = bool(wanted["edits"])
+    return {"prompt": wanted["prompt"], "edited": edited, "rows": [], "difference": None, "keys": {}, "error": None}
+
+
 def run_keys(wanted: dict[str, Any]) -> dict[str, str]:
     """Names of the two runs: equal names, equal numbers."""
     clean = digest(wanted["prompt"])
-    return {"clean": clean, "patched": digest(wanted["prompt"], [edit for _, edit in wanted["edits"]]) if wanted["edits"] else clean}
+    return {
+        "clean": clean,
+        "patched": digest(wanted["prompt"], [edit for _, edit in wanted["edits"]]) if wanted["edits"] else clean,
+    }
 
 
 def run_of(ask: dict[str, Any]) -> str:
@@ -314,8 +360,9 @@ def run_of(ask: dict[str, Any]) -> str:
     return "clean" if ask["of"] == "clean" else "patched"
 
 
-def array_key(ask: dict[str, Any], run: str) -> str:
-    return f"{ask['view']} {ask['hook'] if ask['view'] in ('hook', 'attention') else ''} {run}"
+def array_key(ask: dict[str, Any], of: str, keys: dict[str, str]) -> str:
+    """Where an array is kept: all heads of a hook together, clean arrays for as long as the prompt stays."""
+    return f"{ask['view']} {ask['hook']} {of} {keys['clean' if of == 'clean' else 'patched']}"
 
 
 def problem(where: str, what: object, index: int | None = None) -> dict[str, Any]:
@@ -323,4 +370,11 @@ def problem(where: str, what: object, index: int | None = None) -> dict[str, Any
     return {"where": where, "index": index, "message": str(what)}
 
 
-__all__ = ["Workbench", "enabled_edits", "explore"]
+def reload() -> None:
+    """Sends the JavaScript and CSS as they are on disk to every open page."""
+    for workbench in list(opened):
+        workbench._esm = esm.join("workbench")
+        workbench._css = esm.css("workbench")
+
+
+esm.watch(reload)

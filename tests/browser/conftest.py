@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from scripts.chromium import find_chromium
 
@@ -36,9 +37,15 @@ READY = f"""() => {{ const k = window.jupyterapp?.shell.currentWidget?.sessionCo
 LISTEN = f"""() => {{ window.kernelErrors = []; {KERNEL}.iopubMessage.connect((_, m) => {{
     if (m.header.msg_type === 'error') kernelErrors.push(m.content.evalue);
     if (m.content.name === 'stderr') kernelErrors.push(m.content.text) }}) }}"""
-RUN = """async (cells) => { const m = jupyterapp.shell.currentWidget.content.model.sharedModel; m.deleteCellRange(0, m.cells.length);
+RUN = """async (cells) => { const m = jupyterapp.shell.currentWidget.content.model.sharedModel;
+    m.deleteCellRange(0, m.cells.length);
     m.insertCells(0, cells.map(s => ({cell_type: 'code', source: s, metadata: {}, outputs: []})));
     return await jupyterapp.commands.execute('notebook:run-all-cells') }"""
+ASK = f"""async (code) => {{ let text = ''; const future = {KERNEL}.requestExecute({{ code, store_history: false }});
+    future.onIOPub = (m) => {{
+        if (m.header.msg_type === 'stream' && m.content.name === 'stdout') text += m.content.text;
+        if (m.header.msg_type === 'error') text += m.content.evalue }};
+    await future.done; return text.trim() }}"""
 BOOT = "import explorer\nif 'session' not in globals(): session = explorer.boot('smollm2-135m')"
 
 
@@ -66,12 +73,18 @@ def start_lab(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         "JUPYTERLAB_WORKSPACES_DIR": f"{folder}/workspaces",
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
-    command += ["--ServerApp.port_retries=0", f"--ServerApp.root_dir={folder}/root", f"--IdentityProvider.token={token}"]
+    command += [
+        "--ServerApp.port_retries=0",
+        f"--ServerApp.root_dir={folder}/root",
+        f"--IdentityProvider.token={token}",
+    ]
     command += ["--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None"]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     log = folder / "lab.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env=os.environ | own, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=os.environ | own, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
     for _ in range(600):
         try:
             urllib.request.urlopen(f"{url}/api/status?token={token}", timeout=1)
@@ -118,17 +131,17 @@ class Lab:
         done = self.page.evaluate(RUN, list(cells))
         assert done, self.errors()
 
-    def evaluate(self, expression: str) -> str:
-        """What `print(expression)` says in the kernel, asked beside the notebook, in the main thread."""
-        return str(
-            self.page.evaluate(
-                f"""async (code) => {{ let text = ''; const future = {KERNEL}.requestExecute({{ code, store_history: false }});
-                future.onIOPub = (m) => {{ if (m.header.msg_type === 'stream' && m.content.name === 'stdout') text += m.content.text;
-                    if (m.header.msg_type === 'error') text += m.content.evalue }};
-                await future.done; return text.trim() }}""",
-                f"print({expression})",
-            )
-        )
+    def evaluate(self, expression: str) -> Any:
+        """The value of a Python expression in the kernel, as JSON; asked beside the notebook, in the main thread."""
+        answer = str(self.page.evaluate(ASK, f"import json; print(json.dumps({expression}))"))
+        try:
+            return json.loads(answer)
+        except json.JSONDecodeError:
+            raise AssertionError(f"the kernel says to {expression}: {answer}") from None
+
+    def rerun(self) -> None:
+        """Runs the notebook's cells again, as they are."""
+        assert self.page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')"), self.errors()
 
     def errors(self) -> list[str]:
         return list(self.page.evaluate("kernelErrors"))
@@ -142,16 +155,21 @@ class Lab:
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_ARGS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="session")
+def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     process, url = start_lab(tmp_path_factory.mktemp("lab"))
     try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_ARGS)
-            notebook = Lab(browser.new_page(viewport={"width": 1280, "height": 720}), url)
-            notebook.page.set_default_timeout(20000)
-            notebook.run(os.environ.get("EXPLORER_TEST_BOOT", BOOT))
-            yield notebook
-            browser.close()
+        notebook = Lab(browser.new_page(viewport={"width": 1280, "height": 720}), url)
+        notebook.page.set_default_timeout(20000)
+        notebook.run(os.environ.get("EXPLORER_TEST_BOOT", BOOT))
+        yield notebook
     finally:
         stop_lab(process)
 
@@ -162,6 +180,7 @@ def notebook(lab: Lab) -> Iterator[Lab]:
     lab.console.clear()
     lab.page.evaluate("() => { kernelErrors.length = 0 }")
     yield lab
+    lab.evaluate("[w.close() for w in list(__import__('widgets.workbench').workbench.opened)]")
     assert lab.errors() == []
     assert [text for text in lab.console if "favicon" not in text] == []
     assert lab.outside == []

@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
 from explorer.engine.protocol import Attention, Model, Request, Result
 from explorer.errors import Cancelled
 from explorer.hooks import ModelShape
 from explorer.jobs import Jobs
 from explorer.session import Session
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 LAYERS = 12
 
@@ -26,7 +27,14 @@ class FakeEngine:
 
     def __init__(self, vocabulary: int, layers: int = LAYERS) -> None:
         shape = ModelShape(layers, 48, 4, 2, 12, 96, vocabulary)
-        info = {"engine": "fake", "version": "1", "device": "CPU", "dtype": "float32", "mode": "eager", "max_model_len": 512}
+        info = {
+            "engine": "fake",
+            "version": "1",
+            "device": "CPU",
+            "dtype": "float32",
+            "mode": "eager",
+            "max_model_len": 512,
+        }
         missing = {"blocks.3.ln2.hook_in": "this layer has none"}
         self.model = Model(shape, torch.float32, tuple(Attention(0.3) for _ in range(layers)), missing, info)
         self.delay = 0.0
@@ -51,7 +59,12 @@ class FakeEngine:
 
     def _result(self, request: Request) -> Result:
         shape = self.model.shape
-        edits = repr([(e.hook, e.op, list(e.rows), e.heads, e.factor, None if e.value is None else e.value.tolist()) for e in request.edits])
+        edits = repr(
+            [
+                (e.hook, e.op, list(e.rows), e.heads, e.factor, None if e.value is None else e.value.tolist())
+                for e in request.edits
+            ]
+        )
 
         def noise(*size: int, about: str) -> torch.Tensor:
             seed = hashlib.sha256(repr((request.ids, edits, about)).encode()).digest()
@@ -60,7 +73,7 @@ class FakeEngine:
         rows = len(request.ids)
         captures = {}
         for name in request.capture:
-            base = [p for p in self._points() if p[0] == name][0][1]
+            base = next(shape for point, shape in self._points() if point == name)
             captures[name] = noise(rows, *base, about=name)
         return Result((), noise(rows, shape.d_model, about="head"), noise(shape.d_vocab, about="logits") * 4, captures)
 

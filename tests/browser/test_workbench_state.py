@@ -1,0 +1,434 @@
+"""The workbench's kernel side without a browser: state, runs, pulled arrays, jobs, cells; on a fake engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ipywidgets
+import numpy as np
+import pytest
+import torch
+import traitlets
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.browser import fake
+from widgets import cells, esm, explore
+from widgets.state import DEFAULTS, complete, selection, spec
+from widgets.workbench import Workbench, opened, opening
+
+PROMPT = "When Mary and John went"
+
+
+@pytest.fixture
+def made() -> Iterator[tuple[Any, fake.FakeEngine]]:
+    session, engine = fake.session()
+    yield session, engine
+    for workbench in list(opened):
+        workbench.close()
+    session.close()
+
+
+@pytest.fixture
+def workbench(made: tuple[Any, fake.FakeEngine]) -> Workbench:
+    made_one = Workbench(made[0], opening(made[0], PROMPT))
+    settle(made[0])
+    return made_one
+
+
+def settle(session: Any) -> None:
+    """Waits until every job queued so far has ended."""
+    session.jobs.call(lambda job: None)
+
+
+def ask(workbench: Workbench, view: str, of: str = "clean", hook: str = "", head: int = 0) -> dict[str, Any]:
+    run = workbench.result["keys"].get("clean" if of == "clean" else "patched", "")
+    return {
+        "type": "data",
+        "key": f"{view} {of} {hook} {head}",
+        "view": view,
+        "of": of,
+        "hook": hook,
+        "head": head,
+        "run": run,
+    }
+
+
+def pull(
+    workbench: Workbench, message: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[dict[str, Any], Any]]:
+    sent: list[tuple[dict[str, Any], Any]] = []
+    monkeypatch.setattr(workbench, "send", lambda content, buffers=None: sent.append((content, buffers)))
+    workbench._on_message(workbench, message, [])
+    settle(workbench._session)
+    return sent
+
+
+def array(answer: tuple[dict[str, Any], Any]) -> np.ndarray[Any, Any]:
+    assert answer[0]["error"] is None
+    return np.frombuffer(answer[1][0], "<f4").reshape(answer[0]["shape"])
+
+
+edits = st.fixed_dictionaries(
+    {
+        "hook": st.sampled_from(["blocks.1.hook_out", "blocks.2.attn.o.hook_in"]),
+        "op": st.sampled_from(["suppress", "scale"]),
+    },
+    optional={
+        "pos": st.one_of(st.integers(-3, 9), st.lists(st.integers(0, 9), max_size=3), st.just("last")),
+        "factor": st.floats(-3, 3),
+        "enabled": st.booleans(),
+        "head": st.none() | st.integers(0, 3),
+    },
+)
+states = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt": st.text(max_size=20).filter(lambda text: text.isprintable()),
+        "source": st.text(max_size=20).filter(lambda text: text.isprintable()),
+        "positions": st.lists(st.integers(0, 99), max_size=5),
+        "source_positions": st.lists(st.integers(0, 99), max_size=5),
+        "hook": st.sampled_from(["blocks.1.hook_out", "embed.hook_out"]),
+        "heads": st.lists(st.integers(0, 3), max_size=3),
+        "edits": st.lists(edits, max_size=3),
+        "compare": st.tuples(st.none() | st.text(max_size=4), st.none() | st.text(max_size=4)).map(list),
+        "tab": st.sampled_from(["norms", "hook", "attention"]),
+        "of": st.sampled_from(["clean", "patched", "change"]),
+        "head": st.integers(0, 3),
+    },
+)
+
+
+@given(states)
+@settings(max_examples=200, deadline=None)
+def test_a_state_survives_json_and_completion(partial: dict[str, Any]) -> None:
+    state = complete(partial)
+    assert state.keys() == DEFAULTS.keys()
+    again = complete(json.loads(json.dumps(state)))
+    assert again == state
+    assert {key: again[key] for key in partial} == partial
+
+
+def test_a_new_workbench_shows_a_given_state(workbench: Workbench) -> None:
+    workbench.state = {
+        **workbench.state,
+        "positions": [1, 2],
+        "edits": [{"hook": "blocks.1.hook_out", "op": "suppress", "pos": 1}],
+    }
+    settle(workbench._session)
+    other = Workbench(workbench._session, json.loads(json.dumps(workbench.state)))
+    settle(workbench._session)
+    assert other.state == workbench.state
+    assert {**other.result, "seconds": 0} == {**workbench.result, "seconds": 0}
+    assert other.tokens == workbench.tokens
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"promt": "x"}, "promt"),
+        ({"prompt": 3}, "must be a str"),
+        ({"positions": [1.5]}, "whole numbers"),
+        ({"positions": [True]}, "whole numbers"),
+        ({"compare": ["a"]}, "two tokens"),
+        ({"tab": "lens"}, "norms, hook, attention"),
+        ({"edits": [{"op": "suppress"}]}, "a hook and an op"),
+        ({"edits": [{"hook": "a", "op": "scale", "position": 3}]}, "position"),
+    ],
+)
+def test_a_state_that_is_no_state_is_refused_and_changes_nothing(
+    workbench: Workbench, bad: dict[str, Any], says: str
+) -> None:
+    before = workbench.state
+    with pytest.raises(traitlets.TraitError, match=says):
+        workbench.state = {**before, **bad}
+    assert workbench.state == before
+
+
+def test_the_numbers_are_those_of_compare(workbench: Workbench) -> None:
+    from explorer import Edit
+
+    session = workbench._session
+    workbench.state = {
+        **workbench.state,
+        "edits": [{"hook": "blocks.1.hook_out", "op": "scale", "factor": 0.5, "pos": [1, 2]}],
+    }
+    settle(session)
+    both = session.compare(PROMPT, [Edit("blocks.1.hook_out", "scale", factor=0.5, pos=[1, 2])])
+    assert workbench.result["rows"] == [list(row) for row in both.top(6)]
+    assert workbench.result["kl"] == both.kl()
+    best, second = (row[1] for row in sorted(both.clean.top(2), key=lambda row: -row[2]))
+    assert workbench.result["difference"]["values"] == list(both.logit_diff(best, second))
+    assert session.run(PROMPT, spec(workbench.state)).top(3) == both.patched.top(3)
+
+
+def test_changes_of_the_view_alone_run_nothing(workbench: Workbench, made: Any) -> None:
+    calls, result = made[1].calls, workbench.result
+    for patch in (
+        {"positions": [0]},
+        {"hook": "blocks.2.hook_out"},
+        {"tab": "hook"},
+        {"head": 2},
+        {"of": "change"},
+        {"heads": [1]},
+    ):
+        workbench.state = {**workbench.state, **patch}
+    settle(workbench._session)
+    assert made[1].calls == calls
+    assert workbench.result is result
+
+
+def test_of_many_changes_the_last_one_is_shown_and_few_run(workbench: Workbench, made: Any) -> None:
+    shown: list[str] = []
+    workbench.observe(lambda change: shown.append(change["new"]["prompt"]), "result")
+    calls = made[1].calls
+    made[1].gate.clear()
+    for i in range(20):
+        workbench.state = {**workbench.state, "prompt": f"{PROMPT} {i}"}
+    made[1].gate.set()
+    settle(workbench._session)
+    assert shown == [f"{PROMPT} 19"]
+    assert made[1].calls - calls <= 2
+
+
+def test_a_result_that_was_overtaken_is_dropped(workbench: Workbench, made: Any) -> None:
+    """Even when the engine had finished it: a change that comes while it is being made into a result wins."""
+    shown: list[str] = []
+    workbench.observe(lambda change: shown.append(change["new"]["prompt"]), "result")
+    predictions = workbench._predictions
+
+    def overtaken(*args: Any) -> dict[str, Any]:
+        workbench._predictions = predictions  # type: ignore[method-assign]
+        workbench.state = {**workbench.state, "prompt": "second"}
+        return predictions(*args)
+
+    workbench._predictions = overtaken  # type: ignore[method-assign]
+    workbench.state = {**workbench.state, "prompt": "first"}
+    settle(workbench._session)
+    settle(workbench._session)
+    assert shown == ["second"]
+
+
+def test_pulled_norms_are_the_runs_norms_and_carry_the_key(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
+    message = ask(workbench, "norms")
+    sent = pull(workbench, message, monkeypatch)
+    assert [content["key"] for content, _ in sent] == [message["key"]]
+    run = workbench._session.run(PROMPT, capture="blocks.*.hook_out")
+    expected = torch.stack([run[f"blocks.{i}.hook_out"].norm(dim=-1) for i in range(fake.LAYERS)])
+    np.testing.assert_allclose(array(sent[0]), expected.numpy(), rtol=1e-6)
+    calls = made[1].calls
+    assert array(pull(workbench, message, monkeypatch)[0]).shape == expected.shape
+    assert made[1].calls == calls  # a second view, or a reload, needs no run
+
+
+def test_pulled_hooks_heads_and_changes(workbench: Workbench, monkeypatch: Any) -> None:
+    edit = {"hook": "blocks.1.hook_out", "op": "suppress", "pos": 1}
+    workbench.state = {**workbench.state, "edits": [edit]}
+    settle(workbench._session)
+    hook = "blocks.4.attn.o.hook_in"
+    both = workbench._session.compare(
+        PROMPT, {edit["hook"]: {"op": "suppress", "pos": 1}}, capture=[hook, "blocks.4.attn.hook_pattern"]
+    )
+    change = array(pull(workbench, ask(workbench, "hook", "change", hook), monkeypatch)[0])
+    np.testing.assert_allclose(change, (both.patched[hook] - both.clean[hook]).flatten(1).numpy(), rtol=1e-5, atol=1e-6)
+    pattern = array(
+        pull(workbench, ask(workbench, "attention", "patched", "blocks.4.attn.hook_pattern", 2), monkeypatch)[0]
+    )
+    np.testing.assert_array_equal(pattern, both.patched.pattern(4)[2].numpy())
+    scores = array(
+        pull(workbench, ask(workbench, "attention", "change", "blocks.4.attn.hook_attn_scores", 1), monkeypatch)[0]
+    )
+    assert np.isneginf(scores[0, 1]) and np.isfinite(np.tril(scores)).all()
+
+
+def test_the_grid_has_a_norm_for_every_hook_it_names(workbench: Workbench, monkeypatch: Any) -> None:
+    names = workbench.about["grid"]
+    grid = array(pull(workbench, ask(workbench, "grid"), monkeypatch)[0])
+    assert grid.shape == (len(names), len(workbench.tokens["prompt"]["tokens"]))
+    run = workbench._session.run(PROMPT, capture="blocks.5.attn.k.hook_out")
+    expected = run["blocks.5.attn.k.hook_out"].flatten(1).norm(dim=-1)
+    np.testing.assert_allclose(grid[names.index("blocks.5.attn.k.hook_out")], expected.numpy(), rtol=1e-6)
+    assert "blocks.3.ln2.hook_in" not in names  # this model has none there
+
+
+def test_arrays_of_a_run_that_is_gone_are_not_sent(workbench: Workbench, monkeypatch: Any) -> None:
+    old = ask(workbench, "norms")
+    workbench.state = {**workbench.state, "prompt": "another prompt"}
+    settle(workbench._session)
+    [(answer, buffers)] = pull(workbench, old, monkeypatch)
+    assert answer["dropped"] and buffers == []
+    [(answer, buffers)] = pull(workbench, ask(workbench, "norms"), monkeypatch)
+    assert not answer["dropped"] and len(buffers) == 1
+
+
+def test_a_hook_that_is_missing_is_answered_with_its_reason(workbench: Workbench, monkeypatch: Any) -> None:
+    [(answer, buffers)] = pull(workbench, ask(workbench, "hook", hook="blocks.3.ln2.hook_in"), monkeypatch)
+    assert "this layer has none" in answer["error"] and buffers == []
+
+
+def test_errors_say_where_they_belong(workbench: Workbench, made: Any) -> None:
+    def error(**patch: Any) -> dict[str, Any]:
+        workbench.state = {**workbench.state, **patch}
+        settle(workbench._session)
+        found: dict[str, Any] = workbench.result["error"]
+        return found
+
+    off = {"hook": "blocks.1.hook_out", "op": "suppress", "enabled": False}
+    wrong = error(edits=[off, {"hook": "blocks.1.hook_out", "op": "suppress", "pos": 500}])
+    assert (wrong["where"], wrong["index"]) == ("edit", 1) and "500" in wrong["message"]
+    assert workbench.result["rows"] == [] and workbench.result["keys"] == {}
+    assert error(edits=[off]) is None
+    assert error(compare=["several tokens", None])["where"] == "difference"
+    assert workbench.result["rows"]
+    assert error(compare=[None, None], prompt="")["where"] == "prompt"
+    assert "max_model_len" in error(prompt="x" * 600)["message"]
+    made[1].fail = RuntimeError("worker lost")
+    assert error(prompt="fine")["where"] == "run" and "worker lost" in workbench.result["error"]["message"]
+    assert error(prompt=PROMPT) is None and workbench.result["rows"]
+
+
+def test_jobs_are_shown_and_cancelled(workbench: Workbench, made: Any) -> None:
+    made[1].gate.clear()
+    workbench.state = {**workbench.state, "prompt": "slow"}
+    assert [job["label"] for job in workbench.jobs["active"]] == ["Run"]
+    workbench._on_message(workbench, {"type": "cancel"}, [])
+    settle(workbench._session)
+    assert workbench.jobs["active"] == [] and workbench.jobs["last"]["outcome"] == "cancelled"
+    made[1].gate.set()
+    workbench.state = {**workbench.state, "prompt": "quick"}
+    settle(workbench._session)
+    assert workbench.result["prompt"] == "quick"
+
+
+def test_a_closed_workbench_is_silent(workbench: Workbench, made: Any) -> None:
+    made[1].gate.clear()
+    before = workbench.result
+    workbench.state = {**workbench.state, "prompt": "late"}
+    workbench.close()
+    workbench.close()
+    made[1].gate.set()
+    settle(made[0])
+    assert workbench.result is before
+    assert workbench not in opened
+
+
+class Cell:
+    """Stands in for the notebook: the cell that is being executed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.id, self.execution = "a", 0
+        monkeypatch.setattr(cells, "running_cell", lambda: (self.id, str(self.execution)))
+
+    def run(self, cell: str) -> None:
+        self.id = cell
+        self.execution += 1
+
+
+def test_running_a_cell_again_hands_over_and_leaves_one(made: Any, monkeypatch: Any) -> None:
+    cell = Cell(monkeypatch)
+    cell.run("a")
+    first = explore(made[0], PROMPT)
+    cell.run("b")
+    other = explore(made[0], PROMPT)
+    first.state = {**first.state, "positions": [2], "source": "kept"}
+    cell.run("a")
+    again = explore(made[0], PROMPT)
+    assert again.state == first.state
+    assert first not in opened and other in opened and again in opened
+    cell.run("a")
+    fresh = explore(made[0], "another prompt in the cell")
+    assert fresh.state["prompt"] == "another prompt in the cell" and fresh.state["source"] == ""
+    assert {other, fresh} == set(opened)
+
+
+def test_two_workbenches_of_one_cell_take_over_in_order(made: Any, monkeypatch: Any) -> None:
+    cell = Cell(monkeypatch)
+    cell.run("a")
+    pair = [explore(made[0], "one"), explore(made[0], "two")]
+    for i, workbench in enumerate(pair):
+        workbench.state = {**workbench.state, "positions": [i]}
+    cell.run("a")
+    again = [explore(made[0], "one"), explore(made[0], "two")]
+    assert [(w.state["prompt"], w.state["positions"]) for w in again] == [("one", [0]), ("two", [1])]
+    assert set(opened) == set(again)
+
+
+def test_fifty_runs_of_a_cell_leave_nothing_behind(made: Any, monkeypatch: Any) -> None:
+    cell = Cell(monkeypatch)
+    counts = []
+    for _ in range(50):
+        cell.run("a")
+        explore(made[0], PROMPT)
+        settle(made[0])
+        counts.append((len(ipywidgets.widget._instances), threading.active_count(), len(cells._cells)))
+    assert counts[4] == counts[-1]
+
+
+def test_positions_that_a_shorter_prompt_lacks_fall_back_to_the_last_token() -> None:
+    assert selection([2, 9], 5) == [2]
+    assert selection([9], 5) == [4]
+    assert selection([], 5) == [4]
+    assert selection([0], 0) == []
+
+
+def test_the_page_is_small_whole_and_keeps_to_itself() -> None:
+    joined = esm.join("workbench")
+    for file in esm.HERE.glob("*.js"):
+        assert f"// {file.name}" in joined, f"{file.name} is not part of the page"
+    assert len(joined.encode()) + len(esm.css("workbench").encode()) < 120_000
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|https?://", joined)
+    assert not re.search(r"https?://|@import", esm.css("workbench"))
+
+
+def test_joining_refuses_what_it_does_not_understand(tmp_path: Any) -> None:
+    (tmp_path / "a.js").write_text('import { x as y, z } from "./b.js";\nexport default { y };\n')
+    (tmp_path / "b.js").write_text("export const x = 1;\nexport function z() {}\n")
+    assert "const { x: y, z } = $b;" in esm.join("a", tmp_path)
+    (tmp_path / "b.js").write_text("export { x };\n")
+    with pytest.raises(ValueError, match=r"b\.js: only plain named"):
+        esm.join("a", tmp_path)
+
+
+def test_every_ask_is_answered_once(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(workbench, "send", lambda content, buffers=None: sent.append(content))
+    made[1].gate.clear()
+    for layer in range(4):  # the page moves from hook to hook faster than the engine
+        workbench._on_message(workbench, ask(workbench, "hook", hook=f"blocks.{layer}.hook_out"), [])
+    made[1].gate.set()
+    settle(made[0])
+    assert len({answer["key"] for answer in sent}) == len(sent) == 4
+    assert [answer["dropped"] for answer in sent] == [True, True, True, False]
+    made[1].gate.clear()
+    workbench._on_message(workbench, ask(workbench, "hook", hook="blocks.5.hook_out"), [])
+    workbench._on_message(workbench, {"type": "cancel"}, [])
+    settle(made[0])
+    made[1].gate.set()
+    assert (sent[-1]["error"], sent[-1]["dropped"]) == ("Cancelled.", False)
+
+
+def test_a_cancelled_run_shows_no_old_numbers_and_can_be_run_again(workbench: Workbench, made: Any) -> None:
+    made[1].gate.clear()
+    workbench.state = {**workbench.state, "prompt": "slow"}
+    workbench._on_message(workbench, {"type": "cancel"}, [])
+    settle(made[0])
+    made[1].gate.set()
+    assert workbench.result["rows"] == [] and workbench.result["error"]["message"] == "The run was cancelled."
+    workbench._on_message(workbench, {"type": "run"}, [])
+    settle(made[0])
+    assert workbench.result["rows"] and workbench.result["prompt"] == "slow" and workbench.result["error"] is None
+
+
+def test_a_closed_session_is_said_on_the_page(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
+    message = ask(workbench, "norms")
+    made[0].close()
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(workbench, "send", lambda content, buffers=None: sent.append(content))
+    workbench._on_message(workbench, message, [])
+    assert "closed" in sent[0]["error"]
+    workbench.state = {**workbench.state, "prompt": "too late"}
+    assert workbench.result["error"]["where"] == "run" and "closed" in workbench.result["error"]["message"]
