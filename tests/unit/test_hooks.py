@@ -75,7 +75,7 @@ def test_canonical_leaves_unknown_names():
     assert canonical("") == ""
 
 
-# --- what is not there -------------------------------------------------------------------------------------------------
+# --- what is not there ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_an_unknown_name_gives_the_closest(name, closest):
 
 @pytest.mark.parametrize("name", ["zzz", "", "."])
 def test_a_name_like_nothing_points_to_the_catalogue(name):
-    with pytest.raises(SpecError, match="session.hooks lists them"):
+    with pytest.raises(SpecError, match=r"session\.hooks lists them"):
         CATALOGUE.find(name)
 
 
@@ -139,7 +139,7 @@ def test_a_hook_that_cannot_fire_is_listed_and_refused_with_the_reason():
         CATALOGUE.require("blocks.2.hook_resid_mid")
 
 
-# --- what a capture asks for -------------------------------------------------------------------------------------------
+# --- what a capture asks for ------------------------------------------------------------------------------------------
 
 
 def test_match_takes_names_and_aliases_once_each_in_forward_order():

@@ -235,7 +235,7 @@ def test_a_wrong_spec_in_a_batch_names_its_prompt():
     with pytest.raises(SpecError, match=r"^prompt 2: edit 1 \(blocks.1.hook_out, zap\): unknown op") as refused:
         parse_batch([None, {STREAM: {"op": "zap"}}], 2)
     assert refused.value.edit_index == 0
-    with pytest.raises(SpecError, match="^prompt 1: a spec is data, not a function"):
+    with pytest.raises(SpecError, match=r"^prompt 1: a spec is data, not a function"):
         parse_batch([len, None], 2)
 
 
@@ -783,7 +783,7 @@ def test_a_refused_source_names_the_edit():
     assert refused.value.edit_index == 1
 
 
-# --- pinned edits: what a generated run did, as an edit of the tokens it fed ---------------------------------------------
+# --- pinned edits: what a generated run did, as an edit of the tokens it fed ------------------------------------------
 
 
 def pinned(edit: Edit, rows: int = 7, source=no_source) -> Edit | None:
