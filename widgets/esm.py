@@ -50,20 +50,22 @@ def css(name: str, folder: Path = HERE) -> str:
     return (folder / f"{name}.css").read_text(encoding="utf-8")
 
 
-def watch(on_change: Callable[[], None], folder: Path = HERE) -> None:
-    """With ANYWIDGET_HMR=1, calls `on_change` whenever a .js or .css file of the folder is saved."""
+def watch(on_change: Callable[[], None], folder: Path = HERE) -> threading.Event | None:
+    """With ANYWIDGET_HMR=1, calls `on_change` whenever a .js or .css file is saved, until the event is set."""
     if os.environ.get("ANYWIDGET_HMR") not in ("1", "true"):
-        return
+        return None
+    stop = threading.Event()
 
     def stamps() -> list[float]:
         return [path.stat().st_mtime for path in sorted(folder.glob("*.*s"))]
 
     def loop() -> None:
         last = stamps()
-        while not threading.Event().wait(0.5):
+        while not stop.wait(0.5):
             now = stamps()
             if now != last:
                 last = now
                 on_change()
 
     threading.Thread(target=loop, name="explorer-widgets-reload", daemon=True).start()
+    return stop

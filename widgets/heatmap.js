@@ -70,7 +70,7 @@ function normsPlot(store, array) {
     flag: change ? false : "line",
     diverging: false,
     tokens,
-    unit: change ? "how far the edits moved the stream: norm of patched minus clean" : "norm of the stream after each layer",
+    unit: change ? "how far the edits moved the stream" : "norm of the stream after each layer",
     label: change ? "Change of the residual stream, layer by token" : "Norm of the residual stream, layer by token",
     rowLabel: String,
     colLabel: (p) => visible(tokens[p]?.[1] ?? ""),

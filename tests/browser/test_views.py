@@ -86,7 +86,8 @@ def answer(page: Page, rows: list[list[float | str]]) -> None:
     page.evaluate(
         """(rows) => { const ask = sent.filter((m) => m.type === 'data' && m.view !== 'grid').at(-1);
         const flat = Float32Array.from(rows.flat().map((x) => x === 'nan' ? NaN : x === 'inf' ? Infinity : x));
-        model.fire('msg:custom', { type: 'data', key: ask.key, error: null, shape: [rows.length, rows[0].length] }, [flat]) }""",
+        const shape = [rows.length, rows[0].length];
+        model.fire('msg:custom', { type: 'data', key: ask.key, error: null, shape }, [flat]) }""",
         rows,
     )
 
@@ -152,7 +153,8 @@ def test_a_change_of_one_position_keeps_its_scale(page: Page, about: dict[str, A
 
 def test_pooling_keeps_a_lone_outlier(page: Page) -> None:
     pooled = page.evaluate(
-        """async () => { const { pool } = await import('http://page.test/scale.js'); const v = new Float32Array(1000 * 1000).fill(0.1);
+        """async () => { const { pool } = await import('http://page.test/scale.js');
+        const v = new Float32Array(1000 * 1000).fill(0.1);
         v[777 * 1000 + 333] = -9; v[5] = NaN; const p = pool(v, 1000, 1000, 100, 200);
         return [p.rows, p.cols, p.down, p.across, p.values[77 * 200 + 66], Number.isNaN(p.values[1]), p.values[0]] }"""
     )
@@ -162,7 +164,8 @@ def test_pooling_keeps_a_lone_outlier(page: Page) -> None:
 def test_a_thousand_by_a_thousand_cells_are_drawn_quickly(page: Page, about: dict[str, Any]) -> None:
     mount(page, traits(about, [f"t{i}" for i in range(1000)], tab="hook", of="clean"))
     took = page.evaluate(
-        """async () => { const ask = sent.filter((m) => m.view === 'hook').at(-1), v = new Float32Array(1e6).map((_, i) => Math.sin(i));
+        """async () => { const ask = sent.filter((m) => m.view === 'hook').at(-1);
+        const v = new Float32Array(1e6).map((_, i) => Math.sin(i));
         const start = performance.now();
         model.fire('msg:custom', { type: 'data', key: ask.key, error: null, shape: [1000, 1000] }, [v]);
         await new Promise(requestAnimationFrame); return performance.now() - start }"""
@@ -175,7 +178,8 @@ def test_a_thousand_by_a_thousand_cells_are_drawn_quickly(page: Page, about: dic
 def test_answers_to_other_keys_change_nothing(page: Page, about: dict[str, Any]) -> None:
     mount(page, traits(about, ["a", "b"], of="clean"))
     page.evaluate(
-        """() => model.fire('msg:custom', { type: 'data', key: 'norms|clean||0|old', error: null, shape: [1, 2] }, [new Float32Array([1, 2])])"""
+        """() => model.fire('msg:custom', { type: 'data', key: 'norms|clean||0|old', error: null, shape: [1, 2] },
+        [new Float32Array([1, 2])])"""
     )
     assert page.locator(".mapbox .empty").is_visible()
     answer(page, [[1, 2]] * 12)
@@ -187,7 +191,8 @@ def test_a_dropped_ask_is_asked_again(page: Page, about: dict[str, Any]) -> None
     asks = "sent.filter((m) => m.view === 'norms').length"
     assert page.evaluate(asks) == 1
     page.evaluate(
-        "model.fire('msg:custom', { type: 'data', key: sent.find((m) => m.view === 'norms').key, dropped: true, shape: [] }, [])"
+        """() => { const { key } = sent.find((m) => m.view === 'norms');
+        model.fire('msg:custom', { type: 'data', key, dropped: true, shape: [] }, []) }"""
     )
     page.evaluate("model.set('state', { ...model.get('state'), positions: [0] })")
     assert page.evaluate(asks) == 2

@@ -432,3 +432,17 @@ def test_a_closed_session_is_said_on_the_page(workbench: Workbench, made: Any, m
     assert "closed" in sent[0]["error"]
     workbench.state = {**workbench.state, "prompt": "too late"}
     assert workbench.result["error"]["where"] == "run" and "closed" in workbench.result["error"]["message"]
+
+
+def test_saved_javascript_reaches_open_pages(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "a.js").write_text("1")
+    saved = threading.Event()
+    monkeypatch.delenv("ANYWIDGET_HMR", raising=False)
+    assert esm.watch(saved.set, tmp_path) is None
+    monkeypatch.setenv("ANYWIDGET_HMR", "1")
+    stop = esm.watch(saved.set, tmp_path)
+    assert stop is not None
+    assert not saved.wait(0.7)
+    (tmp_path / "a.js").write_text("2")
+    assert saved.wait(5)
+    stop.set()

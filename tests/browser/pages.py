@@ -1,0 +1,80 @@
+"""What the browser tests share: opening a workbench, acting on it, and reading what it shows."""
+
+from __future__ import annotations
+
+import time
+
+from playwright.sync_api import Locator, Page, expect
+
+from .conftest import Lab
+
+EIFFEL = "The Eiffel Tower is in the city of"
+MARY = "When Mary and John went to the store, Mary gave a drink to"
+JOHN = "When Mary and John went to the store, John gave a drink to"
+OPEN = f"w = session.explore({EIFFEL!r}); w"
+
+
+def axp(page: Page) -> Locator:
+    return page.locator(".axp")
+
+
+def open_workbench(notebook: Lab, cell: str = OPEN) -> Page:
+    # A fresh cell, so that it takes nothing over.
+    notebook.run(cell)
+    page = notebook.page
+    expect(axp(page).locator(".rows [role=row]").nth(3)).to_be_visible()
+    return page
+
+
+def number(text: str) -> float:
+    return float(text.replace("\u2212", "-").replace("+", "").replace("%", ""))
+
+
+def predictions(page: Page) -> dict[str, tuple[float, ...]]:
+    """What the page shows: token -> clean, patched and change in percent; patched and change only with an edit."""
+    rows = page.evaluate(
+        """() => [...document.querySelectorAll('.axp .rows [role=row]')].slice(1)
+            .map(r => [...r.children].map(c => c.textContent))"""
+    )
+    return {row[0].replace("\u2423", " "): tuple(number(text) for text in row[2:] if text != "\u2013") for row in rows}
+
+
+def settled(notebook: Lab, name: str = "w") -> None:
+    """Waits until nothing is under way any more: no change of the page, no job, no array."""
+    look = f"[{name}.state, {name}.result.get('seconds'), {name}.jobs]"
+    last, same, deadline = None, 0, time.monotonic() + 30
+    while same < 2:
+        assert time.monotonic() < deadline, f"still busy: {last}"
+        notebook.evaluate(f"{name}._session.jobs.call(lambda job: None)")
+        now = notebook.evaluate(look)
+        same = same + 1 if now == last and not now[2]["active"] else 0
+        last = now
+        notebook.page.wait_for_timeout(50)
+
+
+def choose(page: Page, hook: str) -> None:
+    axp(page).locator(f'td[data-hook="{hook}"]').click()
+
+
+def add_edit(page: Page, op: str, amount: str | None = None) -> None:
+    axp(page).get_by_label("Operation").select_option(op)
+    if amount is not None:
+        axp(page).get_by_label("Factor or value").fill(amount)
+    axp(page).get_by_role("button", name="Add edit").click()
+
+
+def no_overflow(page: Page) -> None:
+    """Nothing sticks out sideways, and the sections lie below or beside each other."""
+    wide = page.evaluate(
+        """() => { const r = document.querySelector('.axp'), b = r.getBoundingClientRect(); const out = [];
+        if (r.scrollWidth > r.clientWidth + 1) out.push('.axp scrolls sideways');
+        for (const e of r.querySelectorAll('*')) { const c = e.getBoundingClientRect();
+            if (c.width && c.right > b.right + 1 && !e.closest('.sr, .grid, .tok')) out.push(e.className || e.tagName) }
+        const s = [...r.querySelectorAll('.bar, .tokens, .pred, .hooks, .heat, .edits, .job')];
+        const boxes = s.map(e => [e.className, e.getBoundingClientRect()]);
+        const apart = (a, c) => a.left >= c.right - 1 || c.left >= a.right - 1
+            || a.top >= c.bottom - 1 || c.top >= a.bottom - 1;
+        for (const [n, a] of boxes) for (const [m, c] of boxes) if (n < m && !apart(a, c)) out.push(n + ' over ' + m);
+        return out }"""
+    )
+    assert wide == []

@@ -1,0 +1,301 @@
+"""How the workbench behaves in a notebook: hostile prompts, reloads, re-runs, keys, sizes, cancelling."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from .conftest import BOOT, Lab
+from .pages import EIFFEL, MARY, OPEN, add_edit, axp, choose, no_overflow, open_workbench, predictions, settled
+
+HOSTILE = {
+    "html": "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>",
+    "special tokens": "<|im_start|>user\nhi<|im_end|><|endoftext|>",
+    "templates": "{{}} ${1} {{constructor.constructor('window.pwned = 1')()}} %s",
+    "emoji": "\U0001f469\u200d\U0001f469\u200d\U0001f467 family \U0001f3f4\u200d\u2620\ufe0f",
+    "cjk": "\u6771\u4eac\u306f\u65e5\u672c\u306e\u9996\u90fd",
+    "right to left": "\u202eevil\u202c \u0627\u0644\u0633\u0644\u0627\u0645 \u05e9\u05dc\u05d5\u05dd",
+    "white space": "a\n\n\tb  c \u00a0 d\r\ne",
+    "long word": "W" * 500,
+    "repeated": "the the the the the 1 10 1 10",
+}
+
+
+@pytest.mark.parametrize("prompt", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_prompts_are_shown_as_text(notebook: Lab, prompt: str) -> None:
+    page = open_workbench(notebook)
+    box = axp(page).get_by_label("Prompt", exact=True)
+    box.fill(prompt)
+    box.press("Enter")
+    typed = box.input_value()  # a text field turns \r\n into \n
+    page.wait_for_function("() => !document.querySelector('.axp .job.running')")
+    settled(notebook)
+    assert notebook.evaluate("w.result['prompt'] == w.state['prompt'] and w.result['error']") is None
+    assert notebook.evaluate("w.state['prompt']") == typed
+    texts = notebook.evaluate(f"[t.text for t in session.tokens({typed!r})]")
+    shown = page.evaluate(
+        "[...document.querySelectorAll('.axp .strip:not([hidden]) .tok bdi')].map(e => e.textContent)"
+    )
+    assert len(shown) == len(texts)
+    signs = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5", "\u00a0": "\u237d"}
+    for text, seen in zip(texts, shown, strict=True):
+        assert seen == "".join(
+            signs.get(c) or (f"\u2039{ord(c):04X}\u203a" if ord(c) in (0x200D, 0x202C, 0x202E) else c) for c in text
+        )
+    choose(page, "blocks.3.hook_out")
+    add_edit(page, "suppress")
+    settled(notebook)
+    assert page.evaluate("window.pwned") is None
+    assert axp(page).locator("script, img").count() == 0
+    no_overflow(page)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"), [("", "The prompt is empty"), ("long " * 9000, "9000 tokens")], ids=["empty", "too long"]
+)
+def test_prompts_that_cannot_run_are_refused_in_one_sentence(notebook: Lab, prompt: str, says: str) -> None:
+    page = open_workbench(notebook)
+    before = predictions(page)
+    box = axp(page).get_by_label("Prompt", exact=True)
+    box.fill(prompt.strip())
+    box.press("Enter")
+    alert = axp(page).locator(".error:visible")
+    expect(alert).to_contain_text(says)
+    assert alert.count() == 1 and len(alert.inner_text().splitlines()) == 1
+    expect(axp(page).locator(".rows .empty")).to_have_text("No predictions: see the prompt above.")
+    box.fill(EIFFEL)
+    box.press("Enter")
+    expect(alert).to_have_count(0)
+    settled(notebook)
+    assert predictions(page) == before
+    # transformers itself warns when it tokenizes more than the model's maximum
+    page.evaluate("() => { kernelErrors = kernelErrors.filter((t) => !t.startsWith('[transformers] Token indices')) }")
+
+
+def page_state(page: Page, nth: int = 0) -> dict[str, Any]:
+    """What one view of the page shows, without the pixels."""
+    return dict(
+        page.evaluate(
+            """(nth) => { const r = document.querySelectorAll('.axp')[nth];
+            const text = (q) => [...r.querySelectorAll(q)].map(e => e.textContent);
+            return { rows: text('.rows [role=row]'), tokens: text('.tok'), selected: text('.tok.sel'),
+                big: text('.big'), edits: text('.edit'), unit: text('.unit'), notes: text('.heat .notes'),
+                on: [...r.querySelectorAll('td.on')].map(e => e.dataset.hook),
+                tint: [...r.querySelectorAll('td.c > div')].map(d => d.style.getPropertyValue('--tint')).join() } }""",
+            nth,
+        )
+    )
+
+
+def picture(page: Page, nth: int = 0) -> str:
+    """The heatmap's pixels."""
+    return str(page.evaluate("(nth) => document.querySelectorAll('.axp canvas.map')[nth].toDataURL()", nth))
+
+
+def test_a_reloaded_page_and_a_second_view_show_the_same(notebook: Lab) -> None:
+    page = open_workbench(notebook)
+    axp(page).get_by_label("Examples").select_option("Mary and John")
+    choose(page, "blocks.12.hook_out")
+    add_edit(page, "patch")
+    settled(notebook)
+    axp(page).get_by_role("button", name="Change").click()
+    settled(notebook)
+    page.mouse.move(0, 0)
+    axp(page).get_by_label("Tokens of the prompt").locator('[data-p="9"]').focus()
+    before, pixels = page_state(page), picture(page)
+    assert before["edits"] and "change" in before["unit"][0]
+    notebook.evaluate("setattr(__import__('builtins'), 'runs', []) or runs.append(session._engine.execute)")
+    notebook.evaluate("setattr(session._engine, 'execute', lambda *a: runs.append(1) or runs[0](*a))")
+
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+    started = time.monotonic()
+    notebook.open()
+    expect(axp(page).locator(".tok.sel").first).to_be_visible()
+    page.wait_for_function("() => document.querySelector('.axp .mapbox .empty')?.hidden")
+    print(f"\nreload: same page after {time.monotonic() - started:.1f} s, JupyterLab included")
+    page.wait_for_timeout(300)
+    assert page_state(page) == before
+    assert picture(page) == pixels
+    assert notebook.evaluate("len(runs)") == 1, "a reload must not run the engine"
+
+    page.evaluate(
+        """async () => { const n = jupyterapp.shell.currentWidget.content, m = n.model.sharedModel;
+        m.insertCells(m.cells.length, [{cell_type: 'code', source: 'w', metadata: {}, outputs: []}]);
+        n.activeCellIndex = m.cells.length - 1;
+        await jupyterapp.commands.execute('notebook:run-cell') }"""
+    )
+    expect(axp(page)).to_have_count(2)
+    expect(axp(page).nth(1).locator(".mapbox .empty")).to_be_hidden()
+    page.wait_for_timeout(300)
+    assert page_state(page, 1) == before
+    assert notebook.evaluate("len(runs)") == 1, "a second view must not run the engine"
+    axp(page).nth(1).get_by_label("Tokens of the prompt").locator('[data-p="4"]').click()
+    expect(axp(page).nth(0).locator(".strip").first.locator(".tok.sel")).to_have_text("4\u2423went")
+    notebook.evaluate("setattr(session._engine, 'execute', runs[0])")
+
+
+def test_running_the_cell_again_goes_on_and_leaves_one(notebook: Lab) -> None:
+    page = open_workbench(notebook)
+    choose(page, "blocks.4.mlp.hook_out")
+    add_edit(page, "suppress")
+    settled(notebook)
+    before = page_state(page)
+    counts = []
+    for _ in range(5):
+        notebook.rerun()
+        expect(axp(page).locator(".rows [role=row]").nth(3)).to_be_visible()
+        settled(notebook)
+        counts.append(
+            notebook.evaluate(
+                "[len(__import__('ipywidgets').widget._instances), __import__('threading').active_count()]"
+            )
+        )
+    page.wait_for_timeout(300)
+    assert page_state(page) == before
+    assert axp(page).count() == 1
+    assert counts[0] == counts[-1]
+    assert notebook.evaluate("len(__import__('widgets.workbench').workbench.opened)") == 1
+
+
+def test_two_cells_keep_two_workbenches(notebook: Lab) -> None:
+    notebook.run(f"a = session.explore({EIFFEL!r}); a", f"b = session.explore({MARY!r}); b")
+    page = notebook.page
+    expect(axp(page)).to_have_count(2)
+    settled(notebook, "a")
+    settled(notebook, "b")
+    page.evaluate("jupyterapp.shell.currentWidget.content.activeCellIndex = 1")
+    page.evaluate("jupyterapp.commands.execute('notebook:run-cell')")
+    expect(axp(page)).to_have_count(2)
+    assert notebook.evaluate("[a.comm is not None, b.comm is not None]") == [True, True]
+    axp(page).nth(0).get_by_label("Tokens of the prompt").locator('[data-p="1"]').click()
+    settled(notebook, "a")
+    assert notebook.evaluate("[a.state['positions'], b.state['positions']]") == [[1], []]
+
+
+def cells_of(page: Page) -> Any:
+    return page.evaluate(
+        """() => { const n = jupyterapp.shell.currentWidget.content;
+        return [n.model.sharedModel.cells.map(c => c.source), n.activeCellIndex, n.mode,
+                n.widgets.filter(c => n.isSelected(c)).length] }"""
+    )
+
+
+KEYS = [
+    "d",
+    "d",
+    "x",
+    "a",
+    "z",
+    "Enter",
+    "ArrowUp",
+    "ArrowDown",
+    "Shift+ArrowUp",
+    "Shift+ArrowDown",
+    "ArrowLeft",
+    "ArrowRight",
+]
+
+
+CONTROLS = """() => [...document.querySelectorAll('.axp :is(button, input, select, textarea, canvas, td, [tabindex])')]
+    .filter(e => e.tabIndex >= 0 && !e.disabled && e.offsetParent && !e.closest('[hidden]'))"""
+
+
+def test_keys_pressed_inside_stay_inside(notebook: Lab) -> None:
+    notebook.run("first = 1", OPEN, "last = 1")
+    page = notebook.page
+    expect(axp(page).locator(".rows [role=row]").nth(3)).to_be_visible()
+    axp(page).get_by_label("Examples").select_option("Mary and John")
+    choose(page, "blocks.12.attn.o.hook_in")  # the row of heads is open
+    add_edit(page, "scale", "0.5")
+    settled(notebook)
+    notebook.evaluate("globals().update(saved=w.state) or None")
+    count = page.evaluate(f"({CONTROLS})().length")
+    assert count > 25
+    cells = cells_of(page)
+    assert cells[1:3] == [1, "command"], "the workbench's cell must be the active one, in command mode"
+    for i in range(count):
+        name = page.evaluate(
+            f"""(i) => {{ const e = ({CONTROLS})()[i]; e.focus({{ preventScroll: true }}); window.held = e;
+            return e.tagName + ' ' + (e.getAttribute('aria-label') ?? e.textContent) }}""",
+            i,
+        )
+        assert page.evaluate("document.activeElement === held"), f"{name} takes no focus"
+        for key in KEYS:
+            page.keyboard.press(key)
+            assert cells_of(page) == cells, f"{key} in {name} reached the notebook"
+            inside = page.evaluate(
+                "document.activeElement?.closest('.axp') !== null && document.activeElement !== document.body"
+            )
+            assert inside, f"{key} in {name} lost the focus"
+        settled(notebook)  # the page's last change has arrived
+        notebook.evaluate("setattr(w, 'state', saved)")
+        settled(notebook)
+        left = page.evaluate(
+            f"({CONTROLS})().map(e => e.tagName + ' ' + (e.getAttribute('aria-label') ?? e.textContent))"
+        )
+        assert len(left) == count, (name, left)
+    # The same keys do reach the notebook from outside: the check above can fail.
+    page.evaluate("document.activeElement.blur(); jupyterapp.shell.currentWidget.content.node.focus()")
+    page.keyboard.press("d")
+    page.keyboard.press("d")
+    page.wait_for_function("() => jupyterapp.shell.currentWidget.content.model.sharedModel.cells.length === 2")
+
+
+def test_the_page_fits(notebook: Lab) -> None:
+    page = open_workbench(notebook)
+    axp(page).get_by_label("Examples").select_option("Mary and John")
+    choose(page, "blocks.12.attn.hook_pattern")
+    add_edit_at = "blocks.12.hook_out"
+    choose(page, add_edit_at)
+    add_edit(page, "patch")
+    settled(notebook)
+    page.evaluate("document.querySelector('.axp').scrollIntoView()")
+    page.wait_for_timeout(200)
+    for part in (".tok >> nth=13", "td.on", ".rows [role=cell] >> nth=29", ".big"):
+        box = axp(page).locator(part).first.bounding_box()
+        assert box and box["y"] > 0 and box["y"] + box["height"] < 690, f"{part} is out of sight at 1280 x 720: {box}"
+    grid = axp(page).locator(".grid").bounding_box()
+    cell = axp(page).locator("td.on").bounding_box()
+    assert grid and cell and grid["y"] + 34 < cell["y"] and cell["y"] + cell["height"] < grid["y"] + grid["height"]
+    try:
+        for width in (700, 1110, 2000):
+            page.set_viewport_size({"width": width + 170, "height": 900})
+            page.wait_for_timeout(300)
+            measured = page.evaluate("document.querySelector('.axp').clientWidth")
+            assert abs(measured - width) < 15, measured
+            for tab in ("Norms", "One hook", "Attention"):
+                axp(page).get_by_role("button", name=tab).click()
+                no_overflow(page)
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 720})
+
+
+def test_a_long_job_shows_and_can_be_cancelled(notebook: Lab) -> None:
+    notebook.run(
+        "from tests.browser import fake\nslow, engine = fake.session()\nw = slow.explore('slow'); w",
+    )
+    page = notebook.page
+    expect(axp(page).locator(".rows [role=row]").nth(3)).to_be_visible()
+    notebook.evaluate("engine.gate.clear()")
+    box = axp(page).get_by_label("Prompt", exact=True)
+    box.fill("slower")
+    box.press("Enter")
+    expect(axp(page).locator(".job .what")).to_contain_text("Run, ")
+    axp(page).get_by_role("button", name="Cancel").click()
+    expect(axp(page).locator(".job .what")).to_have_text("Run cancelled")
+    notebook.evaluate("engine.gate.set()")
+    box.fill("quick")
+    box.press("Enter")
+    expect(axp(page).locator(".tok")).to_have_count(5)
+    settled(notebook)
+    assert notebook.evaluate("w.result['prompt']") == "quick"
+    notebook.evaluate("[w.close(), slow.close()]")
+
+
+def test_the_engine_booted_once(notebook: Lab) -> None:
+    notebook.run(BOOT)
+    assert notebook.evaluate("[session.info['engine'], session.name]") == ["vllm 0.32.0", "smollm2-135m"]
