@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import warnings
@@ -14,10 +15,16 @@ import torch
 
 import explorer
 from explorer import BootError, ModelNotFound
+from explorer.engine.vllm import internals
 
 from .compare import core, same
 
 IDS = [1, 17, 45, 80]
+
+
+def workers() -> set[threading.Thread]:
+    """The worker threads of sessions."""
+    return {t for t in threading.enumerate() if t.name.startswith("explorer-")}
 
 
 @pytest.fixture
@@ -26,9 +33,9 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import vllm
 
     monkeypatch.setattr(vllm, "LLM", lambda *a, **k: pytest.fail("weights would have loaded"))
-    threads = set(threading.enumerate())
+    threads = workers()
     yield
-    assert set(threading.enumerate()) <= threads
+    assert workers() == threads
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -47,6 +54,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a length in words": ({"max_model_len": "8k"}, "max_model_len .* not '8k'"),
     "a length of True": ({"max_model_len": True}, "max_model_len .* not True"),
     "longer than the model": ({"max_model_len": 257}, "257.*256"),
+    "no room to generate": ({"max_model_len": 2}, "max_model_len=2 .* at least 3"),
+    "blocks of nothing": ({"block_size": 0}, "block_size .* not 0"),
+    "drafts": ({"speculative_config": {"method": "ngram"}}, "speculative_config=.* is refused.*locked to None"),
+    "pooling": ({"runner": "pooling"}, "runner='pooling' is refused, it is locked to 'generate'"),
     "no memory": ({"gpu_memory_utilization": 0}, "gpu_memory_utilization .* not 0"),
     "all memory and more": ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization .* not 1.5"),
     "two devices": ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
@@ -94,6 +105,37 @@ def test_architectures_that_are_not_served(tiny_folder: Callable[[str], Path], t
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(BootError, match=r"GPT2LMHeadModel is not served yet.*LlamaForCausalLM"):
         explorer.boot(tmp_path)
+
+
+@pytest.mark.parametrize("when", ["with weights", "late"])
+def test_a_boot_that_fails_leaves_its_neighbours_alone(
+    llama: explorer.Session, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    # vLLM's own clean-up of a failed engine, whenever it is collected, takes down what all engines share
+    import vllm
+
+    class Late(vllm.LLM):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            raise ValueError("layers.1: too late")
+
+    before = llama.run(IDS, capture="all")
+    engines = internals.lifetime._engines
+    threads = workers()
+    if when == "late":
+        monkeypatch.setattr(vllm, "LLM", Late)
+    with pytest.raises(ValueError, match=r"layers\.1"):
+        explorer.boot(tiny_folder("llama"), hf_overrides={"num_hidden_layers": 1} if when == "with weights" else None)
+    gc.collect()
+    assert internals.lifetime._engines == engines and workers() == threads
+    assert same(llama.run(IDS, capture="all"), before)
+
+
+def test_the_shortest_session(booted: Callable[..., explorer.Session]) -> None:
+    session = booted("llama", max_model_len=3)
+    assert len(session.generate([1], max_new_tokens=2).ids) == 3
+    with pytest.raises(ValueError, match="3 in all"):
+        session.run([1, 2, 3])
 
 
 def test_restating_a_locked_value_is_fine(llama: explorer.Session, booted: Callable[..., explorer.Session]) -> None:

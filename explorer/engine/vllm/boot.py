@@ -36,8 +36,11 @@ LOCKED: dict[str, tuple[Any, str]] = {
     "enforce_eager": (True, "compiled mode is not served yet"),
     "async_scheduling": (False, "a step must be over before its rows are read"),
     "use_tqdm_on_load": (False, "boot shows its own progress"),
+    "speculative_config": (None, "drafted tokens are fed before it is known whether they stay"),
+    "runner": ("generate", "the session generates and reads logits"),
 }
 
+LEAST_LENGTH = 3  # a token of prompt and two generated ones: what boot tries first
 CPU_BLOCK = 128  # tokens in one block of vLLM's key-value cache on a CPU
 
 Progress = Callable[[str], None]
@@ -63,7 +66,11 @@ def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
     )
     options = choose(options, path, config, model_shape(config))
     progress("loading weights")
-    return vllm.LLM(model=path, **options)
+    try:
+        return vllm.LLM(model=path, **options)
+    except BaseException as error:
+        internals.free_failed(error)
+        raise
 
 
 def describe(llm: Any) -> Model:
@@ -103,6 +110,7 @@ def check_options(options: dict[str, Any], known: set[str]) -> None:
         "max_model_len",
         "max_num_seqs",
         "kv_cache_memory_bytes",
+        "block_size",
     ):
         value = options.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -149,6 +157,8 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
     options = {name: value for name, value in options.items() if value is not None}
     own_length = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
     length = options.get("max_model_len", own_length)
+    if length < LEAST_LENGTH:
+        raise BootError(f"boot: max_model_len={length} leaves no room to generate; use at least {LEAST_LENGTH}")
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if length > own_length and rope.get("rope_type", "default") == "default" and "hf_overrides" not in options:
         raise BootError(f"boot: max_model_len={length} is more than the {own_length} positions that the model has")

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import random
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -113,7 +114,22 @@ def abort(llm: Any, request_ids: list[str]) -> None:
 
 def free(llm: Any) -> None:
     """Free an engine's memory, and leave what other engines share."""
-    client = llm.llm_engine.engine_core
+    _free_client(llm.llm_engine.engine_core)
+
+
+def free_failed(error: BaseException) -> None:
+    """Free what a failed `vllm.LLM(...)` had built already: the frames of its error hold it."""
+    frame = error.__traceback__
+    while frame is not None:
+        owner = frame.tb_frame.f_locals.get("self")
+        client = getattr(getattr(owner, "llm_engine", owner), "engine_core", None)
+        if hasattr(client, "_finalizer"):
+            _free_client(client)
+            return
+        frame = frame.tb_next
+
+
+def _free_client(client: Any) -> None:
     client._finalizer.detach()  # it would tear down the process's parallel groups
     core = client.engine_core
     core.structured_output_manager.clear_backend()
@@ -155,6 +171,7 @@ class Lifetime:
             self._originals = {(owner, name): getattr(owner, name) for owner, name in _PATCHED}
             self._owns_groups = not torch.distributed.is_initialized()
         seeds = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        hook = sys.excepthook  # torch's process groups replace it, for good
         os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
         if not logging.getLogger("vllm").handlers:
             logging.getLogger("vllm").addHandler(logging.NullHandler())
@@ -169,6 +186,7 @@ class Lifetime:
             self.left()
             raise
         finally:
+            sys.excepthook = hook
             random.setstate(seeds[0])
             np.random.set_state(seeds[1])
             torch.set_rng_state(seeds[2])
