@@ -1,0 +1,181 @@
+"""Edits applied to the rows of a step: spans, chunks, ops, heads, values a position."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from explorer.engine.vllm.rows import Held, Span, WireEdit, apply, join, keep, read_edits
+
+HEADS = (2, 3)
+
+
+def edit(op="suppress", rows=(0,), heads=None, factor=None, value=None, source=None) -> WireEdit:
+    return WireEdit(op, rows, heads, factor, value, source)
+
+
+def held(*edits: WireEdit) -> Held:
+    return Held({"hook": list(edits)}, ())
+
+
+def value_of(e: WireEdit):
+    return e.value
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.arange(1.0, 61.0).reshape(10, 6)
+
+
+def test_rows_before_and_after_the_span_are_left(x):
+    before = x.clone()
+    h = held()
+    assert apply(x, (6,), [edit(rows=range(9))], Span(h, row=2, count=3, start=4), value_of) == [2, 3, 4]
+    assert x[2:5].eq(0).all()
+    assert torch.equal(x[:2], before[:2])
+    assert torch.equal(x[5:], before[5:])
+    assert h.edited == 3
+
+
+def test_positions_of_another_chunk_are_not_touched(x):
+    before = x.clone()
+    h = held()
+    assert apply(x, (6,), [edit(rows=(0, 9))], Span(h, 0, 4, 2), value_of) == []
+    assert torch.equal(x, before)
+    assert h.edited == 0
+
+
+@pytest.mark.parametrize(
+    ("e", "expected"),
+    [
+        (edit("suppress"), lambda row: row * 0),
+        (edit("scale", factor=-2.0), lambda row: row * -2),
+        (edit("add", value=torch.tensor([[[10.0]]])), lambda row: row + 10),
+        (edit("set", value=torch.tensor([[[10.0]]])), lambda row: torch.full_like(row, 10)),
+        (edit("set", value=torch.arange(6.0).reshape(1, 1, 6)), lambda row: torch.arange(6.0)),
+        (edit("patch", value=torch.arange(6.0).reshape(1, 1, 6)), lambda row: torch.arange(6.0)),
+    ],
+)
+def test_ops(x, e, expected):
+    row = x[0].clone()
+    apply(x, (6,), [e], Span(held(), 0, 10, 0), value_of)
+    assert torch.equal(x[0], expected(row))
+
+
+def test_suppress_removes_nan_and_infinity(x):
+    x[0, :2] = torch.tensor([float("nan"), float("inf")])
+    apply(x, (6,), [edit()], Span(held(), 0, 10, 0), value_of)
+    assert x[0].tolist() == [0.0] * 6
+
+
+def test_edits_apply_in_order(x):
+    ten = torch.tensor([[[10.0]]])
+    h = held()
+    touched = apply(
+        x, (6,), [edit("set", value=ten), edit("scale", factor=2), edit("add", value=ten)], Span(h, 0, 1, 0), value_of
+    )
+    assert x[0].tolist() == [30.0] * 6
+    assert touched == [0, 0, 0]
+    assert h.edited == 3
+
+
+def test_heads(x):
+    before = x.clone()
+    value = torch.arange(3.0).reshape(1, 1, 3)
+    apply(x, HEADS, [edit("set", rows=(0, 1), heads=(1,), value=value)], Span(held(), 0, 10, 0), value_of)
+    assert x[:2, 3:].tolist() == [[0.0, 1.0, 2.0]] * 2
+    assert torch.equal(x[:2, :3], before[:2, :3])
+
+
+def test_a_value_a_head_follows_the_order_of_the_heads(x):
+    value = torch.tensor([[[1.0] * 3, [2.0] * 3]])
+    apply(x, HEADS, [edit("set", heads=(1, 0), value=value)], Span(held(), 0, 10, 0), value_of)
+    assert x[0].tolist() == [2.0] * 3 + [1.0] * 3
+
+
+@pytest.mark.parametrize("rows", [(1, 2, 3, 4, 5, 7), (7, 3, 5, 1, 2, 4), range(1, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(6,), HEADS], ids=str)
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+def test_a_value_a_position_across_chunks_equals_one_pass(rows, shape, size):
+    count = shape[0] if len(shape) == 2 else 1
+    value = torch.randn(len(rows), count, shape[-1])
+    e = edit("set", rows=rows, value=value)
+    h, parts = held(), []
+    for start in range(0, 10, size):
+        part = torch.zeros(min(size, 10 - start), 6)
+        apply(part, shape, [e], Span(h, 0, len(part), start), value_of)
+        parts.append(part)
+    whole = torch.cat(parts)
+    for i, position in enumerate(rows):
+        assert torch.equal(whole[position], value[i].flatten())
+    assert whole[0].eq(0).all()
+    assert h.edited == len(rows)
+
+
+def test_values_take_the_dtype_of_the_rows():
+    x = torch.full((1, 6), 300.0, dtype=torch.bfloat16)
+    apply(x, (6,), [edit("set", value=torch.tensor([[[0.5]]], dtype=torch.float64))], Span(held(), 0, 1, 0), value_of)
+    assert x.tolist() == [[0.5] * 6]
+
+
+# --- chunks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cuts", list(itertools.combinations(range(1, 6), 2)), ids=str)
+def test_chunks_join_in_token_order(cuts):
+    rows = torch.arange(12.0).reshape(6, 2)
+    chunks: dict[int, torch.Tensor] = {}
+    for start, end in itertools.pairwise([0, *cuts, 6]):
+        keep(chunks, start, rows[start:end])
+    assert torch.equal(join(chunks), rows)
+
+
+def test_one_chunk_is_not_copied():
+    rows = torch.zeros(3, 2)
+    assert join({0: rows}) is rows
+
+
+@pytest.mark.parametrize("again", [[(0, 8)], [(0, 5), (5, 8)], [(0, 3), (3, 7), (7, 8)]], ids=str)
+def test_tokens_fed_again_replace_their_rows(again):
+    chunks: dict[int, torch.Tensor] = {}
+    for start, end in [(0, 4), (4, 6), (6, 7), (7, 8)]:
+        keep(chunks, start, torch.zeros(end - start, 1))
+    for start, end in again:
+        keep(chunks, start, torch.ones(end - start, 1))
+    assert join(chunks).flatten().tolist() == [1.0] * 8
+
+
+def test_a_chunk_that_begins_inside_another_counts():
+    chunks = {0: torch.zeros(6, 1)}
+    keep(chunks, 4, torch.ones(3, 1))
+    assert join(chunks).flatten().tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_rows_of_a_hook():
+    h = Held({}, ("hook",), {"hook": {0: torch.zeros(2, 3), 2: torch.ones(1, 3)}})
+    assert h.rows_of("hook").shape == (3, 3)
+
+
+def test_edits_are_read_from_json():
+    body = {
+        "hook": "a",
+        "op": "set",
+        "rows": {"range": [1, 7, 2]},
+        "heads": [0],
+        "factor": None,
+        "value": "t",
+        "source": None,
+    }
+    other = body | {"rows": {"list": [3, 1]}, "heads": None, "value": None, "op": "scale", "factor": 2.0}
+    patch = body | {"hook": "b", "op": "patch", "value": None, "source": {"key": "k", "rows": [0, 2]}}
+    edits = read_edits([body, other, patch], {"t": torch.ones(1, 1, 3)}, torch.device("cpu"))
+    assert list(edits) == ["a", "b"]
+    first, second = edits["a"]
+    assert (first.op, first.rows, first.heads, first.source) == ("set", range(1, 7, 2), (0,), None)
+    assert first.value.shape == (1, 1, 3)
+    assert (second.op, second.rows, second.heads, second.factor, second.value) == ("scale", (3, 1), None, 2.0, None)
+    assert edits["b"][0].source == ("k", (0, 2))
+    with pytest.raises(KeyError):
+        read_edits([body], {}, torch.device("cpu"))
