@@ -1,0 +1,158 @@
+"""The worker on a small stack instead of vLLM: batches, edits, captures, held sources, and an idle model left alone."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from explorer.engine.vllm import internals
+from explorer.engine.vllm.wire import pack, unpack
+
+from .stack import EPS, SHAPE, Stack
+
+
+class Base:
+    """What the worker needs of vLLM's: a model runner with a model and a forward pass."""
+
+    def load_model(self) -> None:
+        self.device = torch.device("cpu")
+        config = SimpleNamespace(hf_text_config=SimpleNamespace(rms_norm_eps=EPS), dtype=torch.float32)
+        extra = {"explorer": {"shape": vars(SHAPE)}}
+        self.vllm_config = SimpleNamespace(model_config=config, additional_config=extra)
+        stack = Stack()
+        self.model_runner = SimpleNamespace(model=stack, _model_forward=lambda: self.forward())
+        self.steps: list[tuple[str, list[int]]] = []
+
+    def forward(self) -> torch.Tensor:
+        ids = torch.tensor([i for _, prompt in self.steps for i in prompt])
+        return self.model_runner.model(ids, tuple(len(prompt) for _, prompt in self.steps))
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    module = "explorer.engine.vllm.worker"
+    monkeypatch.setattr(internals, "worker_base", lambda: Base)
+    before = sys.modules.pop(module, None)
+    made = importlib.import_module(module).ExplorerWorker()
+    if before is None:
+        del sys.modules[module]
+    else:
+        sys.modules[module] = before
+    made.load_model()
+
+    def scheduled(runner):
+        row = 0
+        for key, ids in made.steps:
+            yield {"explorer": key} if key else {}, row, len(ids), 0
+            row += len(ids)
+
+    monkeypatch.setattr(internals, "scheduled", scheduled)
+    return made
+
+
+def step(worker, **prompts: list[int]) -> torch.Tensor:
+    """One step in which each named request feeds its whole prompt."""
+    worker.steps = [(key if key != "nobody" else "", ids) for key, ids in prompts.items()]
+    assert worker.model_runner.model.hooks() == 0
+    hidden = worker.model_runner._model_forward()
+    assert worker.model_runner.model.hooks() == 0
+    ends = torch.tensor([len(ids) for ids in prompts.values()]).cumsum(0) - 1
+    worker.model_runner.model.compute_logits(hidden[ends])
+    return hidden
+
+
+def wire(hook, op, rows, **fields):
+    base = {
+        "hook": hook,
+        "op": op,
+        "rows": {"list": rows},
+        "heads": None,
+        "factor": None,
+        "value": None,
+        "source": None,
+    }
+    return base | fields
+
+
+def test_capture_edit_and_plain_requests_share_a_step(worker):
+    stack, prompt, other = worker.model_runner.model, [3, 1, 4], [1, 5]
+    edit = wire("blocks.0.hook_out", "set", [1], value="v")
+    capture = ["blocks.0.hook_out", "blocks.0.attn.o.hook_in"]
+    worker.explorer_open(
+        [
+            {"key": "clean", "capture": capture, "edits": []},
+            {"key": "patched", "capture": capture, "edits": [edit]},
+        ],
+        {"v": pack(torch.full((1, 1, 8), 0.5))},
+    )
+    plain = stack(torch.tensor(other))
+    hidden = step(worker, clean=prompt, nobody=other, patched=prompt)
+    torch.testing.assert_close(hidden[:3], stack(torch.tensor(prompt)))
+    torch.testing.assert_close(hidden[3:5], plain)
+    clean, patched = worker.explorer_read(["clean", "patched"])
+    rows = [unpack(a["captures"]["blocks.0.hook_out"]) for a in (clean, patched)]
+    assert rows[1][1].eq(0.5).all()
+    assert torch.equal(rows[0][[0, 2]], rows[1][[0, 2]])
+    assert unpack(clean["captures"]["blocks.0.attn.o.hook_in"]).shape == (3, 4, 2)
+    assert (clean["edited"], patched["edited"]) == (0, 1)
+    assert torch.equal(unpack(clean["head_rows"]), hidden[:3])
+    assert torch.equal(unpack(clean["last_logits"]), hidden[2] @ stack.head)
+    assert not torch.equal(hidden[5:], hidden[:3])
+
+
+def test_a_patch_reads_what_another_request_held(worker):
+    hook = "blocks.1.attn.o.hook_in"
+    worker.explorer_open([{"key": "source", "capture": [hook, "blocks.0.hook_out"], "edits": []}], {})
+    step(worker, source=[7, 8, 9])
+    patch = {"key": "source", "rows": [2, 0]}
+    edits = [
+        wire(hook, "patch", [0, 1], heads=[3], source=patch),
+        wire("blocks.0.hook_out", "patch", [0, 1], source=patch),
+    ]
+    worker.explorer_open([{"key": "target", "capture": [hook, "blocks.0.hook_out"], "edits": edits}], {})
+    step(worker, target=[3, 1, 4])
+    source, target = worker.explorer_read(["source", "target"])
+    z = [unpack(a["captures"][hook]) for a in (source, target)]
+    assert torch.equal(z[1][[0, 1], 3], z[0][[2, 0], 3])
+    stream = [unpack(a["captures"]["blocks.0.hook_out"]) for a in (source, target)]
+    assert torch.equal(stream[1][[0, 1]], stream[0][[2, 0]])
+    worker.explorer_release(["source", "target", "nobody"])
+    with pytest.raises(KeyError):
+        worker.explorer_read(["source"])
+
+
+def test_unknown_hooks_open_nothing(worker):
+    good = {"key": "good", "capture": [], "edits": []}
+    with pytest.raises(ValueError, match=r"no tap for blocks\.9\.hook_out"):
+        worker.explorer_open([good, {"key": "bad", "capture": ["blocks.9.hook_out"], "edits": []}], {})
+    with pytest.raises(KeyError):
+        worker.explorer_read(["good"])
+
+
+def test_the_head_on_rows_kept(worker):
+    rows = torch.randn(4, 8)
+    logits = unpack(worker.explorer_logits(pack(rows)))
+    assert torch.equal(logits, rows @ worker.model_runner.model.head)
+    assert logits.dtype == torch.float32
+
+
+def test_a_step_that_fails_leaves_no_hook(worker):
+    worker.explorer_open([{"key": "a", "capture": ["blocks.0.hook_out"], "edits": []}], {})
+    worker.steps = [("a", [3, 99])]  # an id past the vocabulary
+    with pytest.raises(IndexError):
+        worker.model_runner._model_forward()
+    assert worker.model_runner.model.hooks() == 0
+
+
+def test_what_it_says_of_the_model(worker, monkeypatch):
+    impl = SimpleNamespace(scale=0.5, sliding_window=(3, 0), logits_soft_cap=0)
+    for layer in worker.model_runner.model.model.layers:
+        layer.self_attn.attn.impl = impl
+    seen = worker.explorer_describe()
+    assert seen["shape"] == vars(SHAPE)
+    assert (seen["dtype"], seen["device"]) == ("float32", "cpu")
+    assert seen["attention"] == [{"scale": 0.5, "window": 4, "softcap": None}] * 2
