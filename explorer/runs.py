@@ -108,6 +108,9 @@ class Run:
     def __len__(self) -> int:
         return len(self.captured)
 
+    def __bool__(self) -> bool:
+        return True  # a run that captured nothing is still a run
+
     def pattern(self, layer: int) -> torch.Tensor:
         """Attention weights of a layer: `(heads, query, key)`. Needs `capture="blocks.{layer}.attn.hook_pattern"`."""
         layers = self._origin.model.shape.layers

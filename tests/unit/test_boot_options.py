@@ -1,0 +1,205 @@
+"""Booting vLLM, up to vLLM: what is refused in one sentence, and what is chosen when nothing was said."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from explorer import BootError
+from explorer.engine.vllm import boot, internals
+from explorer.engine.vllm.boot import LOCKED, check_options, choose, code_hash, model_shape
+
+KNOWN = {"dtype", "max_model_len", "max_num_seqs", "gpu_memory_utilization", "quantization", "additional_config"}
+GIVEN = {"gpu_memory_utilization": 0.5, "max_num_batched_tokens": 64, "max_model_len": None, "dtype": None}
+
+
+def config(**changes):
+    made = SimpleNamespace(
+        architectures=["LlamaForCausalLM"],
+        num_hidden_layers=2,
+        hidden_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=80,
+        vocab_size=160,
+        max_position_embeddings=256,
+        dtype=torch.float32,
+    )
+    vars(made).update(changes)
+    made.get_text_config = lambda: made
+    return made
+
+
+def chosen(tmp_path, made=None, **options):
+    made = made or config()
+    return choose(GIVEN | options, str(tmp_path), made, model_shape(made))
+
+
+@pytest.fixture(params=[True, False], ids=["cpu", "gpu"])
+def on_cpu(request, monkeypatch):
+    monkeypatch.setattr(internals, "on_cpu", lambda: request.param)
+    return request.param
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_good_options_pass():
+    check_options({"dtype": "float32", "max_model_len": 64, "gpu_memory_utilization": 1, "max_num_seqs": None}, KNOWN)
+    check_options({name: value for name, (value, _) in LOCKED.items()}, KNOWN)
+    check_options({"additional_config": {"mine": 1}}, KNOWN)
+
+
+@pytest.mark.parametrize("name", sorted(LOCKED))
+def test_what_captures_stand_on_is_locked(name):
+    locked, reason = LOCKED[name]
+    other = not locked if isinstance(locked, bool) else "other"
+    with pytest.raises(BootError, match="is refused, it is locked to") as refused:
+        check_options({name: other}, KNOWN)
+    assert str(refused.value).startswith(f"boot: {name}={other!r}")
+    assert str(refused.value).endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"quantisation": "awq"}, "boot: unknown keyword 'quantisation'; did you mean 'quantization'?"),
+        ({"zzz": 1}, "boot: unknown keyword 'zzz'; see vllm.LLM for the keywords it takes"),
+        ({"max_model_len": 0}, "boot: max_model_len must be a whole number of at least 1, not 0"),
+        ({"max_num_seqs": 2.0}, "boot: max_num_seqs must be a whole number of at least 1, not 2.0"),
+        ({"max_num_seqs": True}, "not True"),
+        ({"gpu_memory_utilization": 0}, "boot: gpu_memory_utilization must be between 0 and 1, not 0"),
+        ({"gpu_memory_utilization": 1.5}, "not 1.5"),
+        ({"gpu_memory_utilization": "half"}, "not 'half'"),
+        ({"gpu_memory_utilization": True}, "not True"),
+        ({"gpu_memory_utilization": float("nan")}, "not nan"),
+        ({"additional_config": {"explorer": {}}}, "additional_config['explorer'] is refused"),
+        ({"additional_config": "explorer"}, "additional_config must be a dict"),
+    ],
+)
+def test_wrong_options(options, says):
+    with pytest.raises(BootError) as refused:
+        check_options(options, KNOWN)
+    assert says in str(refused.value)
+    assert isinstance(refused.value, ValueError)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_one_device(name):
+    check_options({name: 1}, KNOWN | {name})
+    with pytest.raises(BootError, match=f"{name}=2 is not served yet; use 1"):
+        check_options({name: 2}, KNOWN | {name})
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_sizes_of_a_model():
+    shape = model_shape(config())
+    assert vars(shape) == {
+        "layers": 2,
+        "d_model": 96,
+        "heads": 4,
+        "kv_heads": 2,
+        "d_head": 32,
+        "d_mlp": 80,
+        "d_vocab": 160,
+    }
+
+
+def test_sizes_that_are_not_written_down():
+    shape = model_shape(config(head_dim=None, num_key_value_heads=None))
+    assert (shape.d_head, shape.kv_heads) == (24, 4)
+
+
+@pytest.mark.parametrize("architectures", [["GPT2LMHeadModel"], None])
+def test_architectures_that_are_not_served(architectures):
+    with pytest.raises(BootError, match="is not served yet; the architectures that are: LlamaForCausalLM"):
+        model_shape(config(architectures=architectures))
+
+
+# --- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+def test_the_locked_are_always_passed_on(tmp_path, on_cpu):
+    options = chosen(tmp_path, additional_config={"mine": 1})
+    assert {name: options[name] for name in LOCKED} == {name: value for name, (value, _) in LOCKED.items()}
+    assert options["additional_config"]["mine"] == 1
+    assert options["additional_config"]["explorer"] == {"shape": vars(model_shape(config())), "code": code_hash()}
+    assert "max_model_len" not in options
+    assert len(code_hash()) == 16
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "expected"),
+    [
+        (None, torch.bfloat16, "bfloat16"),
+        (None, None, "float32"),
+        (None, "float16", "float16"),
+        ("auto", torch.float32, "float32"),
+        ("half", torch.float32, "float16"),
+        ("float", torch.bfloat16, "float32"),
+        ("bfloat16", torch.float32, "bfloat16"),
+        (torch.float16, torch.float32, "float16"),
+    ],
+)
+def test_dtype(tmp_path, monkeypatch, given, own, expected):
+    monkeypatch.setattr(internals, "on_cpu", lambda: False)
+    assert chosen(tmp_path, config(dtype=own), dtype=given)["dtype"] == expected
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float64", "fp8", "nn"])
+def test_dtypes_that_are_not_served(tmp_path, on_cpu, dtype):
+    with pytest.raises(BootError, match=f"dtype '{dtype}' is not served; use 'float32', 'bfloat16' or 'float16'"):
+        chosen(tmp_path, dtype=dtype)
+
+
+def test_a_length_past_the_model(tmp_path, on_cpu):
+    with pytest.raises(BootError, match="max_model_len=257 is more than the 256 positions"):
+        chosen(tmp_path, max_model_len=257)
+    assert chosen(tmp_path, max_model_len=256)["max_model_len"] == 256
+    stretched = config(rope_parameters={"rope_type": "yarn", "factor": 4.0})
+    assert chosen(tmp_path, stretched, max_model_len=512)["max_model_len"] == 512
+
+
+def test_a_length_without_room(tmp_path, on_cpu):
+    with pytest.raises(BootError, match="max_model_len=2 leaves no room"):
+        chosen(tmp_path, max_model_len=2)
+
+
+def test_memory_on_a_cpu_is_what_the_longest_prompt_and_a_batch_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(internals, "on_cpu", lambda: True)
+    a_token = 2 * 2 * 2 * 32 * 4  # layers, key and value, heads, d_head, bytes
+    small, large = (chosen(tmp_path, max_num_batched_tokens=n)["kv_cache_memory_bytes"] for n in (64, 2048))
+    assert a_token * (256 + 64) <= small < large <= 2 * a_token * (256 + 2048)
+    half = chosen(tmp_path, max_num_batched_tokens=64, dtype="bfloat16")["kv_cache_memory_bytes"]
+    assert half == pytest.approx(small / 2, rel=0.01)
+    assert chosen(tmp_path, kv_cache_memory_bytes=large)["kv_cache_memory_bytes"] == large
+
+
+def test_on_a_gpu_vllm_takes_its_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(internals, "on_cpu", lambda: False)
+    options = chosen(tmp_path)
+    assert options["gpu_memory_utilization"] == 0.5
+    assert "kv_cache_memory_bytes" not in options
+
+
+def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch):
+    import psutil
+
+    monkeypatch.setattr(internals, "on_cpu", lambda: True)
+    (tmp_path / "model.safetensors").write_bytes(bytes(2**20))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
+    with pytest.raises(BootError, match=r"GiB are needed .* but 0\.0 GiB are free; lower max_model_len or kv_cache"):
+        chosen(tmp_path)
+
+
+def test_without_vllm_the_install_line(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ImportError, match=r"pip install 'activation-explorer\[vllm\]'"):
+        boot.construct("anything", {}, lambda stage: None)

@@ -1,0 +1,303 @@
+"""What comes back: the views of a Run and a Comparison, and what they say when asked for what is not there."""
+
+from __future__ import annotations
+
+import gc
+import json
+
+import pytest
+import torch
+
+from explorer import Edit, SessionClosed, SpecError
+from explorer.analysis import attention
+
+from . import fake
+
+PROMPT = "w0 w1 w2 w3"
+STREAM = "blocks.1.hook_out"
+
+
+@pytest.fixture
+def engine():
+    return fake.FakeEngine()
+
+
+@pytest.fixture
+def session(engine):
+    with fake.session(engine) as session:
+        yield session
+
+
+# --- captures ---------------------------------------------------------------------------------------------------------
+
+
+def test_captures_by_name_and_alias(session):
+    run = session.run(PROMPT, capture=[STREAM, "blocks.0.attn.hook_z", "blocks.0.mlp.hook_post"])
+    assert run[STREAM].shape == (4, 8)
+    assert run["blocks.1.hook_resid_post"] is run[STREAM]
+    assert run["blocks.0.attn.hook_z"].shape == (4, 4, 3)
+    assert run["blocks.0.mlp.out.hook_in"].shape == (4, 10)
+    assert list(run) == list(run.captured) == ["blocks.0.attn.o.hook_in", "blocks.0.mlp.out.hook_in", STREAM]
+    assert len(run) == 3
+    assert STREAM in run
+    assert "blocks.1.hook_resid_post" in run
+    assert "blocks.0.hook_out" not in run
+    assert "nonsense" not in run
+
+
+def test_a_hook_that_was_not_captured_says_how_to(session):
+    run = session.run(PROMPT, capture=STREAM)
+    with pytest.raises(KeyError) as missing:
+        run["blocks.0.hook_resid_post"]
+    assert missing.value.args[0] == (
+        "blocks.0.hook_out was not captured; run again with capture='blocks.0.hook_resid_post' "
+        "(or a list that holds it)"
+    )
+    with pytest.raises(SpecError, match="did you mean"):
+        run["blocks.0.hook_ouut"]
+    with pytest.raises(SpecError, match="the same stream"):
+        run["blocks.2.ln2.hook_in"]
+    with pytest.raises(SpecError, match="named by a string"):
+        run[0]
+
+
+def test_patterns_are_replayed(session, engine):
+    run = session.run(PROMPT, capture=["blocks.*.attn.hook_pattern", "blocks.*.attn.hook_attn_scores"])
+    assert set(engine.batches[0][0].capture) == {f"blocks.{i}.attn.hook_rot_{x}" for i in range(3) for x in "qk"}
+    for layer in range(3):
+        q, k = (run.rows_at(f"blocks.{layer}.attn.hook_rot_{x}") for x in "qk")
+        how = engine.model.attention[layer]
+        assert torch.equal(run.pattern(layer), attention.pattern(q, k, how))
+        assert torch.equal(run[f"blocks.{layer}.attn.hook_attn_scores"], attention.scores(q, k, how))
+    assert run.pattern(-1).shape == (4, 4, 4)
+    assert torch.equal(run.pattern(-1), run.pattern(2))
+    with pytest.raises(KeyError, match=r"blocks\.0\.attn\.hook_rot_q was not captured"):
+        run["blocks.0.attn.hook_rot_q"]
+
+
+@pytest.mark.parametrize("layer", [3, -4])
+def test_a_layer_past_the_model(session, layer):
+    with pytest.raises(IndexError, match=f"layer {layer} is past the model's 3 layers"):
+        session.run(PROMPT).pattern(layer)
+
+
+def test_a_pattern_that_was_not_captured(session):
+    with pytest.raises(KeyError, match=r"capture='blocks\.1\.attn\.hook_pattern'"):
+        session.run(PROMPT).pattern(1)
+
+
+def test_logits_are_a_hook_too(session):
+    run = session.run(PROMPT, capture="logits")
+    assert run["unembed.hook_out"] is run.logits
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def test_logits_are_computed_once_and_only_when_asked(session, engine):
+    run = session.run(PROMPT)
+    run.top(3), run.logit_diff("w0", 5), repr(run)
+    assert engine.head_calls == 0
+    assert run.logits.shape == (4, 20)
+    assert run.logits.dtype == torch.float32
+    assert run.logits is run.logits
+    assert run.loss.shape == (3,)
+    assert engine.head_calls == 1
+    assert torch.equal(run.logits[-1], run.logits_at())
+    assert torch.equal(run.logits[1], run.logits_at(1))
+    assert torch.equal(run.logits[1], run.logits_at(-3))
+
+
+def test_one_token(session, engine):
+    run = session.run("w0")
+    assert run.logits.shape == (1, 20)
+    assert run.loss.shape == (0,)
+    assert engine.head_calls == 0
+
+
+def test_logits_of_now(session, engine):
+    session.run([PROMPT, "w4"], logits=True)
+    assert engine.head_calls == 1
+
+
+def test_top(session):
+    run = session.run(PROMPT)
+    top = run.top(3)
+    probs = run.logits[-1].softmax(-1)
+    assert [t.id for t in top] == probs.topk(3).indices.tolist()
+    assert [t.text for t in top] == session._tokenizer.convert_ids_to_tokens([t.id for t in top])
+    assert top[0].prob == pytest.approx(float(probs.max()))
+    assert top[0].logprob == pytest.approx(float(probs.max().log()), abs=1e-5)
+    assert len(run.top()) == 10
+    assert len(run.top(1000)) == 20
+    assert run.top(1, position=0)[0].id == int(run.logits[0].argmax())
+    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
+        run.top(0)
+
+
+def test_logit_diff(session):
+    run = session.run(PROMPT)
+    expected = float(run.logits[-1, 3] - run.logits[-1, 8])
+    assert run.logit_diff("w0", "w5") == run.logit_diff(3, 8) == pytest.approx(expected)
+    assert run.logit_diff(3, 8, position=0) == pytest.approx(float(run.logits[0, 3] - run.logits[0, 8]))
+    with pytest.raises(ValueError, match="2 tokens"):
+        run.logit_diff("w0 w1", 3)
+    with pytest.raises(ValueError, match="20"):
+        run.logit_diff(20, 3)
+
+
+@pytest.mark.parametrize("position", [4, -5])
+def test_a_position_past_the_run(session, position):
+    run = session.run(PROMPT)
+    for ask in (run.logits_at, lambda p: run.top(1, p), lambda p: run.logit_diff(3, 4, p)):
+        with pytest.raises(IndexError, match=f"position {position} is past the run's 4 rows"):
+            ask(position)
+
+
+def test_after_close_runs_stay_readable_but_for_logits_not_read(session):
+    read, unread = session.run([PROMPT, PROMPT], capture=STREAM)
+    assert read.logits.shape == (4, 20)
+    session.close()
+    assert read.loss.shape == (3,)
+    assert unread[STREAM].shape == (4, 8)
+    assert unread.top(1)
+    with pytest.raises(SessionClosed, match="logits that were not read are gone"):
+        _ = unread.logits
+
+
+# --- what was run -----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_run(session):
+    run = session.run(PROMPT, {STREAM: {"op": "suppress", "pos": 1}})
+    assert run.ids == (3, 4, 5, 6)
+    assert (run.prompt_length, run.rows, run.generated, run.text) == (4, 4, (), "")
+    assert [t.text for t in run.tokens] == PROMPT.split()
+    assert run.spec == {STREAM: {"op": "suppress", "pos": 1}}
+    assert run.recipe() == {"ids": [3, 4, 5, 6], "edits": run.spec}
+    assert session.run(PROMPT).spec == {}
+    assert session.run(PROMPT).recipe() == {"ids": [3, 4, 5, 6]}
+
+
+def test_a_spec_stays_what_was_run(session):
+    value = torch.ones(8)
+    run = session.run(PROMPT, Edit(STREAM, "set", value=value))
+    value.zero_()
+    assert run.spec[STREAM]["value"] == [1.0] * 8
+
+
+def test_a_generated_run(session):
+    run = session.generate(PROMPT, max_new_tokens=3, capture=STREAM)
+    assert (run.prompt_length, run.rows, len(run.ids)) == (4, 6, 7)
+    assert run[STREAM].shape == (6, 8)
+    assert run.logits.shape == (6, 20)
+    assert run.generated == run.ids[4:]
+    assert [int(i) for i in run.logits[3:].argmax(-1)] == list(run.generated)
+    assert run.text == session._tokenizer.decode(run.generated, skip_special_tokens=True)
+    assert len(run.tokens) == 7
+    assert run.recipe() == {"ids": list(run.ids[:6])}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit(STREAM, "scale", factor=3, phase="both"),
+        Edit(STREAM, "add", value=2.0, pos="last"),
+        Edit("blocks.0.hook_out", "set", value=torch.arange(16.0).reshape(2, 8), phase="decode"),
+        Edit("blocks.0.attn.hook_z", "suppress", head=[1, 3], phase="decode", pos=4),
+        Edit(STREAM, "patch", source="w7 w8", pos="last"),
+        Edit("blocks.0.hook_out", "patch", source=[9, 10, 11, 12, 13, 14], phase="both", pos=[3, 5], source_pos=[0, 1]),
+    ],
+    ids=lambda e: f"{e.op}-{e.phase}",
+)
+def test_the_recipe_of_a_generated_run_makes_its_activations_again(session, edit):
+    run = session.generate(PROMPT, edit, max_new_tokens=3, capture=[STREAM])
+    recipe = json.loads(json.dumps(run.recipe()))
+    again = session.run(recipe["ids"], recipe["edits"], capture=STREAM)
+    torch.testing.assert_close(again[STREAM], run[STREAM])
+
+
+def test_the_recipe_of_a_run_patched_from_a_run(session):
+    source = session.run("w7 w8", capture=STREAM)
+    run = session.generate(PROMPT, Edit(STREAM, "patch", source=source, pos="last"), max_new_tokens=3, capture=[STREAM])
+    edit = run.recipe()["edits"][STREAM]
+    assert (edit["pos"], edit["source_pos"]) == ([3], [1])
+    again = session.run(run.recipe()["ids"], run.recipe()["edits"], capture=STREAM)
+    torch.testing.assert_close(again[STREAM], run[STREAM])
+
+
+def test_the_recipe_of_a_run_that_stopped_early(session):
+    first = session.generate(PROMPT, max_new_tokens=1).text
+    run = session.generate(PROMPT, Edit(STREAM, "scale", factor=1.0, phase="both"), 5, stop=first)
+    assert run.rows == 4
+    recipe = run.recipe()
+    assert recipe["ids"] == [3, 4, 5, 6]
+    session.run(recipe["ids"], run.recipe().get("edits"))
+
+
+def test_runs_read_well(session):
+    text = repr(session.run("w0 " * 8, Edit(STREAM, "suppress"), capture="blocks.*.hook_out"))
+    assert text.startswith("Run of 'w0w0w0")
+    assert "8 rows, 0 generated tokens, 1 edits, 3 hooks captured" in text
+    assert "next: 'w" in text
+    assert len(repr(session.run([3] * 15)).splitlines()[0]) < 80
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def comparison(session):
+    return session.compare(PROMPT, Edit(STREAM, "add", value=[3.0, -3.0] * 4))
+
+
+def test_top_is_the_union(comparison):
+    clean, patched = ({t.id: t for t in run.top(3)} for run in (comparison.clean, comparison.patched))
+    rows = comparison.top(3)
+    assert {r.id for r in rows} == set(clean) | set(patched)
+    assert [max(r.clean_prob, r.patched_prob) for r in rows] == sorted(
+        (max(r.clean_prob, r.patched_prob) for r in rows), reverse=True
+    )
+    for row in rows:
+        assert row.change == pytest.approx(row.patched_prob - row.clean_prob)
+        if row.id in clean:
+            assert row.clean_prob == pytest.approx(clean[row.id].prob)
+
+
+def test_logit_diff_of_both(comparison):
+    difference = comparison.logit_diff("w0", "w1")
+    assert difference.clean == comparison.clean.logit_diff("w0", "w1")
+    assert difference.patched == comparison.patched.logit_diff("w0", "w1")
+    assert difference == (difference.clean, difference.patched)
+
+
+def test_kl(comparison):
+    p, q = (r.logits[-1].double().softmax(-1) for r in (comparison.clean, comparison.patched))
+    assert comparison.kl() == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-4)
+    assert comparison.kl(position=0) > 0
+    with pytest.raises(IndexError):
+        comparison.kl(position=9)
+
+
+def test_nothing_changed_is_zero(session):
+    same = session.compare(PROMPT, None)
+    assert same.kl() == 0.0
+    assert {r.change for r in same.top()} == {0.0}
+
+
+def test_comparisons_read_well(comparison):
+    text = repr(comparison)
+    assert text.startswith("Comparison, clean -> patched\n  'w")
+    assert text.endswith(" nats")
+
+
+def test_runs_of_a_dropped_session_can_still_read_their_logits(engine):
+    session = fake.session(engine)
+    run = session.run(PROMPT)
+    del session
+    gc.collect()
+    assert run.logits.shape == (4, 20)
+    assert engine.closed == 0
+    del run
+    gc.collect()
+    assert engine.closed == 1

@@ -1,0 +1,415 @@
+"""The session on a fake engine: batches, order, prefixes of errors, sources, sampling, and the way out."""
+
+from __future__ import annotations
+
+import builtins
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import explorer
+from explorer import BootError, Cancelled, Edit, SessionClosed, SpecError
+from explorer import session as subject
+
+from . import fake
+
+STREAM = "blocks.1.hook_out"
+Z = "blocks.0.attn.o.hook_in"
+A, B = "w0 w1 w2", "w5 w6 w7"
+
+
+@pytest.fixture
+def engine():
+    return fake.FakeEngine()
+
+
+@pytest.fixture
+def session(engine):
+    with fake.session(engine) as session:
+        yield session
+
+
+# --- prompts and batches ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        A,
+        [3, 4, 5],
+        (3, 4, 5),
+        range(3, 6),
+        np.array([3, 4, 5]),
+        torch.tensor([3, 4, 5]),
+        list(torch.tensor([3, 4, 5])),
+        np.str_(A),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+def test_one_prompt_gives_one_run(session, prompt):
+    run = session.run(prompt)
+    assert run.ids == (3, 4, 5)
+    assert session.compare(prompt, None).clean.ids == (3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [A, B],
+        (A, B),
+        [A, [8, 9, 10]],
+        [[3, 4, 5], (8, 9, 10)],
+        [torch.tensor([3, 4, 5]), np.array([8, 9, 10])],
+        torch.tensor([[3, 4, 5], [8, 9, 10]]),
+        np.array([[3, 4, 5], [8, 9, 10]]),
+        np.array([A, B]),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+def test_a_list_of_prompts_is_one_batch_in_order(session, engine, prompts):
+    runs = session.run(prompts)
+    assert [run.ids for run in runs] == [(3, 4, 5), (8, 9, 10)]
+    assert len(engine.batches) == 1
+
+
+def test_a_batch_of_one_is_a_list(session):
+    assert [run.ids for run in session.run([A])] == [(3, 4, 5)]
+    assert len(session.compare([A], {STREAM: {"op": "suppress"}})) == 1
+
+
+def test_a_batch_equals_its_runs_alone(session):
+    specs = [None, {STREAM: {"op": "suppress"}}, [Edit(Z, "scale", factor=2, head=1)], Edit(STREAM, "set", value=1.0)]
+    prompts = [A, "w3", B, A]
+    together = session.run(prompts, specs, capture="blocks.*.hook_out")
+    for run, prompt, spec in zip(together, prompts, specs, strict=True):
+        alone = session.run(prompt, spec, capture="blocks.*.hook_out")
+        assert run.spec == alone.spec
+        assert torch.equal(run.logits_at(), alone.logits_at())
+        assert all(torch.equal(run[h], alone[h]) for h in run)
+
+
+def test_one_spec_for_all(session):
+    a, b = session.run([A, B], [Edit(STREAM, "suppress"), Edit(Z, "suppress")])
+    assert a.spec == b.spec == {STREAM: {"op": "suppress"}, Z: {"op": "suppress"}}
+    assert [r.spec for r in session.run([A, B], [])] == [{}, {}]
+
+
+def test_comparing_is_one_batch_clean_and_patched(session, engine):
+    one = session.compare(A, {STREAM: {"op": "suppress"}})
+    assert [len(r.edits) for r in engine.batches[0]] == [0, 1]
+    assert (one.clean.spec, one.patched.spec) == ({}, {STREAM: {"op": "suppress"}})
+    pairs = session.compare([A, B], [None, {STREAM: {"op": "suppress"}}], capture=STREAM)
+    assert len(engine.batches) == 2
+    assert [(p.clean.ids, p.patched.ids) for p in pairs] == [((3, 4, 5),) * 2, ((8, 9, 10),) * 2]
+    assert [len(p.patched.spec) for p in pairs] == [0, 1]
+    assert pairs[1].patched[STREAM].eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("", "the prompt is empty"),
+        ([], "the prompt is empty"),
+        ([3, 99], "token id 99 at position 1 is not in the vocabulary"),
+        ([3, True], "True at position 1 is no token id"),
+        (5, "a prompt is text or a list of token ids, not int"),
+        (None, "not NoneType"),
+        ("w0 " * 16, "the prompt has 16 tokens and needs room for 1 more, but this session takes 16 in all"),
+    ],
+)
+def test_prompts_that_cannot_run(session, engine, prompt, says):
+    with pytest.raises(ValueError, match=says):
+        session.run(prompt)
+    assert engine.batches == []
+
+
+def test_errors_in_a_batch_name_the_prompt(session, engine):
+    with pytest.raises(ValueError, match=r"^prompt 2: the prompt is empty"):
+        session.run([A, ""])
+    with pytest.raises(ValueError, match=r"^prompt 2: a prompt is text or a list of token ids, not float"):
+        session.run([A, 1.5])
+    with pytest.raises(
+        SpecError, match=r"^prompt 2: edit 1 \(blocks.1.hook_out, suppress\): pos 2 is past the prompt"
+    ) as refused:
+        session.run([A, "w0"], {STREAM: {"op": "suppress", "pos": 2}})
+    assert refused.value.edit_index == 0
+    with pytest.raises(SpecError, match=r"^prompt 2: edit 1 .*unknown op"):
+        session.run([A, B], [None, {STREAM: {"op": "zap"}}])
+    with pytest.raises(SpecError, match=r"^prompt 2: edit 1 .*pos 2 is past"):
+        session.compare([A, "w0"], [None, Edit(STREAM, "suppress", pos=2)])
+    with pytest.raises(SpecError, match=r"^edit 1 .*pos 9 is past"):
+        session.compare(A, Edit(STREAM, "suppress", pos=9))
+    with pytest.raises(SpecError, match="there are 3 specs for 2 prompts"):
+        session.run([A, B], [None] * 3)
+    with pytest.raises(SpecError, match="a list of specs needs a list of prompts"):
+        session.run(A, [None])
+    assert engine.batches == []
+
+
+def test_after_a_refusal_the_session_is_as_before(session):
+    before = session.run(A).logits_at()
+    for wrong in ({STREAM: {"op": "set", "value": [1.0]}}, {"nothing": {"op": "suppress"}}, len):
+        with pytest.raises(SpecError):
+            session.run(A, wrong)
+        assert torch.equal(session.run(A).logits_at(), before)
+
+
+def test_wrong_captures_are_refused_before_anything_runs(session, engine):
+    for capture in ("blocks.0.hook_oout", ["blocks.9.hook_out"], "x*", len, 5):
+        with pytest.raises(SpecError):
+            session.run(A, capture=capture)
+    assert engine.batches == []
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_is_run_held_and_let_go(session, engine):
+    run = session.run([A, A], Edit(STREAM, "patch", source=B), capture=STREAM)[0]
+    assert [[r.ids for r in batch] for batch in engine.batches] == [[(8, 9, 10)], [(3, 4, 5)] * 2]
+    assert engine.held == {}
+    assert torch.equal(run[STREAM], session.run(B, capture=STREAM)[STREAM])
+
+
+def test_every_form_of_a_source_gives_the_same(session, engine):
+    captured, bare = session.run(B, capture=STREAM), session.run(B)
+    forms = [B, [8, 9, 10], {"prompt": B}, {"ids": [8, 9, 10]}, captured, bare, np.array([8, 9, 10])]
+    rows = [session.run(A, Edit(STREAM, "patch", source=s, pos=[0, 2]), capture=STREAM)[STREAM] for s in forms]
+    assert all(torch.equal(r, rows[0]) for r in rows)
+    assert [len(b) for b in engine.batches].count(1) == len(engine.batches)
+
+
+def test_patching_a_run_with_itself_changes_nothing(session):
+    run = session.run(A, capture="all")
+    for hook in (STREAM, Z, "blocks.0.attn.k.hook_out", "blocks.2.mlp.hook_post"):
+        patched = session.run(A, Edit(hook, "patch", source=run))
+        assert torch.equal(patched.logits_at(), run.logits_at()), hook
+
+
+def test_a_patched_run_is_a_source(session):
+    scaled = session.run(B, Edit(Z, "scale", factor=3))
+    captured = session.run(B, scaled.spec, capture=STREAM)
+    run = session.run(A, Edit(STREAM, "patch", source=scaled), capture=STREAM)
+    assert torch.equal(run[STREAM], captured[STREAM])
+    assert run.spec[STREAM]["source"] == {"ids": [8, 9, 10], "edits": {Z: {"op": "scale", "factor": 3}}}
+    again = session.run(A, run.spec, capture=STREAM)
+    assert torch.equal(again[STREAM], run[STREAM])
+
+
+def test_a_run_of_another_session_must_hold_what_is_patched(session):
+    with fake.session(fake.FakeEngine(seed=1)) as other:
+        captured, bare = other.run(A, capture=STREAM), other.run(A)
+    assert torch.equal(session.run(A, Edit(STREAM, "patch", source=captured), capture=STREAM)[STREAM], captured[STREAM])
+    with pytest.raises(SpecError, match="another session's and did not capture"):
+        session.run(A, Edit(STREAM, "patch", source=bare))
+
+
+def test_held_sources_are_let_go_after_an_error(session, engine):
+    execute = engine.execute
+
+    def failing(requests, progress, cancelled):
+        if not requests[0].hold:
+            raise RuntimeError("out of memory")
+        return execute(requests, progress, cancelled)
+
+    engine.execute = failing
+    with pytest.raises(RuntimeError, match="out of memory"):
+        session.run(A, Edit(STREAM, "patch", source=B))
+    assert engine.held == {}
+
+
+# --- generating -------------------------------------------------------------------------------------------------------
+
+
+def test_generating(session, engine):
+    run = session.generate(A, max_new_tokens=np.int64(3), temperature=np.float32(0.5), seed=np.int64(7))
+    request = engine.batches[0][0]
+    assert (request.max_new_tokens, request.temperature, request.seed, request.stop) == (3, 0.5, 7, None)
+    assert type(request.max_new_tokens) is int
+    assert len(run.generated) == 3
+    assert len(session.generate([A, B], max_new_tokens=1)) == 2
+    assert session.run(A, max_new_tokens=3).ids == session.generate(A, max_new_tokens=3).ids
+
+
+def test_stopping_at_a_text(session):
+    free = session.generate(A, max_new_tokens=4)
+    words = [t.text for t in free.tokens[3:]]
+    stopped = session.generate(A, max_new_tokens=4, stop=[words[0], "never"])
+    assert stopped.ids == free.ids[:4]
+    assert session.generate(A, max_new_tokens=4, stop="never").ids == free.ids
+    assert session.generate(A, max_new_tokens=4, stop=[]).ids == free.ids
+
+
+def test_steering_what_is_generated(session):
+    steered = session.generate(A, Edit(STREAM, "set", value=1.0, phase="decode"), 3, capture=STREAM)
+    assert steered[STREAM][3:].eq(1).all()
+    assert not steered[STREAM][:3].eq(1).any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1 to generate, not 0"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be at least 1"),
+        ({"max_new_tokens": True}, "must be a whole number of at least 0, not True"),
+        ({"max_new_tokens": 1.5}, "must be a whole number of at least 0, not 1.5"),
+        ({"max_new_tokens": "3"}, "not '3'"),
+        ({"max_new_tokens": None}, "not None"),
+        ({"max_new_tokens": 14}, "has 3 tokens and needs room for 14 more, but this session takes 16 in all"),
+        ({"temperature": -0.1}, "temperature must be a number of at least 0, not -0.1"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"temperature": float("inf")}, "temperature must be"),
+        ({"temperature": True}, "temperature must be"),
+        ({"temperature": "hot"}, "temperature must be"),
+        ({"seed": 1.0}, "seed must be a whole number, not 1.0"),
+        ({"seed": True}, "seed must be"),
+        ({"stop": ""}, "stop takes a string that is not empty, or a list of them, not ''"),
+        ({"stop": ["a", ""]}, "stop takes"),
+        ({"stop": 5}, "stop takes a string that is not empty, or a list of them, not 5"),
+        ({"stop": [5]}, "stop takes"),
+    ],
+)
+def test_wrong_sampling(session, engine, fields, says):
+    with pytest.raises(ValueError, match=says):
+        session.generate(A, **{"max_new_tokens": 3} | fields)
+    assert engine.batches == []
+
+
+def test_run_takes_no_negative_generation(session):
+    with pytest.raises(ValueError, match="at least 0, not -1"):
+        session.run(A, max_new_tokens=-1)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_tokens(session):
+    assert [(t.position, t.id, t.text) for t in session.tokens(A)] == [(0, 3, "w0"), (1, 4, "w1"), (2, 5, "w2")]
+    assert [t.id for t in session.tokens([3, 4])] == [3, 4]
+    assert len(session.tokens("w0 " * 40)) == 40  # longer than can run: shown all the same
+    with pytest.raises(ValueError, match="no chat template"):
+        session.tokens(A, chat=True)
+
+
+def test_what_a_session_says_of_itself(session, tmp_path):
+    assert repr(session) == "Session of fake: fake, cpu, torch.float32, eager; 3 layers, 4 heads, d_model 8"
+    assert session.model_path is None
+    assert session.info["d_mlp"] == 10
+    assert "blocks.0.hook_out" in session.hooks
+    local = explorer.Session(str(tmp_path), str(tmp_path), fake.FakeEngine(), fake.words(), explorer.jobs.Jobs("local"))
+    assert (local.name, local.model_path) == (tmp_path.name, str(tmp_path))
+    local.close()
+
+
+def test_closing(engine):
+    with fake.session(engine) as session:
+        assert session.run(A)
+    assert engine.closed == 1
+    session.close()
+    assert engine.closed == 1
+    assert "(closed)" in repr(session)
+    for ask in (
+        lambda: session.run(A),
+        lambda: session.compare(A, None),
+        lambda: session.generate(A, max_new_tokens=1),
+    ):
+        with pytest.raises(SessionClosed, match="the session is closed"):
+            ask()
+    assert len(session.tokens(A)) == 3
+
+
+def test_an_error_of_the_engine_leaves_the_session_usable(session, engine):
+    engine.failing = Cancelled("cancelled")
+    with pytest.raises(Cancelled):
+        session.run(A)
+    assert session.run(A).ids == (3, 4, 5)
+
+
+def test_any_thread_may_ask(session):
+    runs: dict[int, object] = {}
+    threads = [threading.Thread(target=lambda i=i: runs.setdefault(i, session.run([3 + i]))) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {i: run.ids for i, run in runs.items()} == {i: (3 + i,) for i in range(8)}
+
+
+def test_explore_says_what_to_install(session, monkeypatch):
+    real = builtins.__import__
+
+    def without_widgets(name, *args, **kwargs):
+        if name == "widgets":
+            raise ImportError("No module named 'anywidget'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_widgets)
+    with pytest.raises(ImportError, match=r"pip install 'activation-explorer\[notebooks\]'") as missing:
+        session.explore(A)
+    assert "anywidget" in str(missing.value)
+
+
+def test_explore_opens_the_workbench_on_the_session(session, monkeypatch):
+    import sys
+    from types import SimpleNamespace
+
+    monkeypatch.setitem(sys.modules, "widgets", SimpleNamespace(explore=lambda s, prompt: (s, prompt)))
+    assert session.explore(A) == (session, A)
+
+
+# --- boot, up to the engine ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"engine": "jax"}, "boot: engine must be .*, not 'jax'"),
+        ({"mode": "fast"}, "boot: mode must be .*, not 'fast'"),
+    ],
+)
+def test_boot_refuses_what_it_does_not_know(fields, says):
+    with pytest.raises(BootError, match=says):
+        explorer.boot("smollm2-135m", **fields)
+
+
+def test_boot(monkeypatch, capsys, tmp_path):
+    asked = {}
+
+    def build(path, options, stop_ids, progress):
+        progress("loading weights")
+        asked.update(path=path, options=options, stop_ids=stop_ids, thread=threading.current_thread().name)
+        return fake.FakeEngine()
+
+    monkeypatch.setattr(subject, "_vllm", build)
+    monkeypatch.setattr(subject, "resolve", lambda model, progress: (progress(0.5, "fetching"), tmp_path)[1])
+    monkeypatch.setattr(subject, "load_tokenizer", lambda path: fake.words())
+    with pytest.warns(UserWarning, match="enable_batching changes nothing here"):
+        session = explorer.boot(tmp_path, dtype=torch.bfloat16, enable_batching=True, max_num_seqs=4)
+    with session:
+        assert session.run(A).ids == (3, 4, 5)
+    assert asked["path"] == str(tmp_path)
+    assert asked["thread"].startswith("explorer-")
+    assert asked["stop_ids"] == [2]
+    assert (asked["options"]["dtype"], asked["options"]["max_num_seqs"]) == ("bfloat16", 4)
+    assert "enable_batching" not in asked["options"]
+    out = capsys.readouterr().out
+    assert "loading weights" in out
+    assert "ready in" in out
+
+
+def test_a_boot_that_fails_leaves_no_thread(monkeypatch, tmp_path):
+    def build(*args):
+        raise BootError("boot: no")
+
+    monkeypatch.setattr(subject, "_vllm", build)
+    monkeypatch.setattr(subject, "resolve", lambda model, progress: tmp_path)
+    monkeypatch.setattr(subject, "load_tokenizer", lambda path: fake.words())
+    before = threading.active_count()
+    with pytest.raises(BootError, match="boot: no"):
+        explorer.boot(tmp_path)
+    for thread in threading.enumerate():
+        if thread.name == f"explorer-{tmp_path.name}":
+            thread.join(5)
+    assert threading.active_count() == before
