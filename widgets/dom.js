@@ -16,8 +16,11 @@ export function h(tag, props = {}, ...children) {
 const SIGNS = { " ": "\u2423", "\n": "\u23ce", "\t": "\u21e5", "\r": "\u240d", "\u00a0": "\u237d" };
 const HIDDEN = /[\u0000-\u0020\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
+// Bytes that are no whole character arrive as "⟨E4 BD⟩": the space in them is ours, not the prompt's.
+const BYTES = /\u27e8[0-9A-F ]+\u27e9/g;
+
 export function visible(text) {
-  return text.replace(HIDDEN, (char) => SIGNS[char] ?? `\u2039${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u203a`);
+  return text.replace(BYTES, (bytes) => bytes.replaceAll(" ", "\u202f")).replace(HIDDEN, (char) => SIGNS[char] ?? `\u2039${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u203a`);
 }
 
 // What a user typed back into the token it stands for.

@@ -50,7 +50,8 @@ export function mount(el, store) {
       );
       if (!shown.length) rows.append(h("div", { class: "empty" }, result.error ? "No predictions: " + WHERE[result.error.where] : "\u2026"));
       el.classList.toggle("edited", Boolean(result.edited));
-      klLine.hidden = !result.edited;
+      klLine.hidden = !result.edited || !shown.length;
+      gauge.hidden = !shown.length;
       kl.textContent = result.kl === null || result.kl === undefined ? "NaN" : result.kl.toFixed(2);
       showDifference(result);
     },

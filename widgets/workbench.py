@@ -131,6 +131,7 @@ class Workbench(anywidget.AnyWidget):
             return
         except SpecError as error:
             index = edits[error.edit_index][0] if error.edit_index is not None else None
+            result["keys"] = {"clean": run_keys(wanted)["clean"]}  # what needs no edit can still be shown
             result["error"] = problem("edit", error, index)
         except (ValueError, data.Refused) as error:
             result["error"] = problem("prompt", error)
@@ -183,7 +184,7 @@ class Workbench(anywidget.AnyWidget):
 
     def _pull(self, ask: dict[str, Any]) -> None:
         """Answers from what is at hand, or queues a job. `ask`: view, hook, head, of and run; its key is echoed."""
-        if ask["run"] != self._keys.get(run_of(ask)):
+        if not ask["run"] or ask["run"] != self._keys.get(run_of(ask)):
             self._reply(ask, dropped=True)  # the numbers have moved on; the page asks again with the new key
             return
         array = self._at_hand(ask)
@@ -236,7 +237,8 @@ class Workbench(anywidget.AnyWidget):
         keep("change", data.change(view, hooks, both.clean, both.patched))
 
     def _at_hand(self, ask: dict[str, Any]) -> data.Array | None:
-        array = self._arrays.get(array_key(ask, ask["of"], self._keys)) if self._keys else None
+        keys = self._keys
+        array = self._arrays.get(array_key(ask, ask["of"], keys)) if run_of(ask) in keys else None
         if array is None or ask["view"] != "attention":
             return array
         return array[min(max(int(ask["head"]), 0), len(array) - 1)]

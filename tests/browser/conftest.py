@@ -17,7 +17,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from scripts.chromium import find_chromium
 
@@ -46,6 +46,7 @@ ASK = f"""async (code) => {{ let text = ''; const future = {KERNEL}.requestExecu
         if (m.header.msg_type === 'stream' && m.content.name === 'stdout') text += m.content.text;
         if (m.header.msg_type === 'error') text += m.content.evalue }};
     await future.done; return text.trim() }}"""
+expect.set_options(timeout=20000)  # the machine may be busy; a page that is right is right at once
 BOOT = "import explorer\nif 'session' not in globals(): session = explorer.boot('smollm2-135m')"
 
 
