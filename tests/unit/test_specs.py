@@ -875,7 +875,7 @@ def same_length(origin, point, where):
     return GENERATING, "key"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(edits(), max_size=4))
 def test_valid_specs_resolve_within_the_run_and_round_trip(spec):
     resolved = rows_of(*spec, extent=GENERATING, source=same_length)
@@ -935,7 +935,7 @@ def break_it(draw, body: dict) -> None:
         body["value"] = 0.0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), st.lists(edits(), min_size=1, max_size=3))
 def test_broken_specs_are_refused_naming_the_edit(data, spec):
     spec = list(parse(to_json(spec)))
