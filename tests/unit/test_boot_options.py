@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -197,9 +198,10 @@ def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch):
         chosen(tmp_path)
 
 
-def test_without_vllm_the_install_line(monkeypatch):
-    import sys
-
+def test_without_vllm_the_install_line_survives_the_clean_up(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"pip install 'activation-explorer\[vllm\]'"):
+    failed = pytest.raises(ImportError, match=r"pip install 'activation-explorer\[vllm\]'")
+    with failed, internals.Lifetime().booting():
         boot.construct("anything", {}, lambda stage: None)

@@ -196,11 +196,10 @@ class Lifetime:
         self._engines -= 1
         if self._engines:
             return
-        from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
-
-        if self._owns_groups:
-            destroy_model_parallel()
-            destroy_distributed_environment()
+        groups = sys.modules.get("vllm.distributed.parallel_state")  # not there when vLLM could not be imported
+        if self._owns_groups and groups is not None:
+            groups.destroy_model_parallel()
+            groups.destroy_distributed_environment()
         for (owner, name), function in self._originals.items():
             setattr(owner, name, function)
 
