@@ -117,21 +117,24 @@ class Jobs:
     ) -> Job:
         """Queue `fn(job)`. In a slot the latest job wins: it drops the one that waits and cancels the one that runs."""
         job = Job(fn, slot, on_progress)
+        self._enqueue(job)
+        return job
+
+    def _enqueue(self, job: Job) -> None:
         dropped: list[Job] = []
         with self._changed:
             if self._closed:
                 raise SessionClosed("the session is closed; boot a new one")
-            if slot is not None:
-                dropped = [j for j in self._queue if j.slot == slot]
-                self._queue = deque(j for j in self._queue if j.slot != slot)
-                if self._running is not None and self._running.slot == slot:
+            if job.slot is not None:
+                dropped = [j for j in self._queue if j.slot == job.slot]
+                self._queue = deque(j for j in self._queue if j.slot != job.slot)
+                if self._running is not None and self._running.slot == job.slot:
                     self._running.cancel()
             self._queue.append(job)
             self._changed.notify()
         for old in dropped:
             old.cancel()
             old._run()
-        return job
 
     def call(self, fn: Callable[[Job], Any]) -> Any:
         """Run `fn(job)` in the worker thread and wait for it; from inside a job, run it as part of that job.
@@ -141,12 +144,16 @@ class Jobs:
         current = self.current
         if current is not None:
             return fn(current)
-        job = self.submit(fn)
+        job = Job(fn, None, None)
         try:
+            self._enqueue(job)
             return job.result()
         except KeyboardInterrupt:
             job.cancel()
-            job.wait()
+            with self._changed:
+                pending = job in self._queue or job is self._running  # it may have been too early to be queued
+            if pending:
+                job.wait()
             raise
 
     def close(self, last: Callable[[Job], Any]) -> None:

@@ -82,6 +82,7 @@ def boot(
         path = str(resolve(model, lambda fraction, message: line(message)))
         given = tokenizer if tokenizer is not None else path
         words = load_tokenizer(given) if isinstance(given, (str, Path)) else given
+        token_table(words, [0])  # reads the tokenizer's definition, which is slow the first time
         jobs = Jobs(f"explorer-{Path(path).name}")
         try:
             built = jobs.call(lambda job: _vllm(path, options, _stop_ids(words, path), line))

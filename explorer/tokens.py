@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import re
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -69,7 +70,7 @@ def encode(
                 f"the prompt holds half a character (a lone surrogate, {prompt[error.start]!r}) at index "
                 f"{error.start}: remove it"
             ) from error
-        ids = _chat_ids(tokenizer, prompt) if chat else list(tokenizer.encode(prompt))
+        ids = _chat_ids(tokenizer, prompt) if chat else list(tokenizer.encode(prompt, verbose=False))
         if not ids:
             raise ValueError(f"the prompt {prompt!r} has no tokens: give at least one")
         outside = [i for i in ids if i >= size]
@@ -87,7 +88,8 @@ def _chat_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError("this model's tokenizer has no chat template: use chat=False")
     turn = [{"role": "user", "content": prompt}]
-    return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=False))
+    written = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer.encode(written, add_special_tokens=False, verbose=False))
 
 
 def _check_ids(prompt: Sequence[int], size: int) -> list[int]:
@@ -155,8 +157,20 @@ def _plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
+_schemes: weakref.WeakKeyDictionary[Tokenizer, str] = weakref.WeakKeyDictionary()
+
+
 def _scheme(tokenizer: Tokenizer) -> str:
-    """How the vocabulary spells bytes: "byte-level" (GPT-2's alphabet), "sentencepiece" (▁ and <0x0A>) or "other"."""
+    """How the vocabulary spells bytes: "byte-level" (GPT-2's alphabet), "sentencepiece" (▁ and <0x0A>) or "other".
+
+    Found once a tokenizer: its definition is megabytes of JSON.
+    """
+    if tokenizer not in _schemes:
+        _schemes[tokenizer] = _find_scheme(tokenizer)
+    return _schemes[tokenizer]
+
+
+def _find_scheme(tokenizer: Tokenizer) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return "other"

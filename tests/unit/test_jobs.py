@@ -224,6 +224,26 @@ def test_an_interrupt_cancels_the_job_and_waits_for_it(jobs):
     assert jobs.call(lambda job: 1) == 1
 
 
+@pytest.mark.parametrize("queued", [False, True])
+def test_an_interrupt_while_a_call_is_queued(jobs, monkeypatch, queued):
+    enqueue, ran = jobs._enqueue, []
+
+    def interrupted(job):
+        if queued:
+            enqueue(job)
+        raise KeyboardInterrupt
+
+    gate = Gate()
+    jobs.submit(gate)
+    monkeypatch.setattr(jobs, "_enqueue", interrupted)
+    threading.Timer(0.05, gate.open.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        jobs.call(lambda job: ran.append(1))
+    monkeypatch.undo()
+    assert jobs.call(lambda job: 1) == 1
+    assert not ran
+
+
 # --- close ------------------------------------------------------------------------------------------------------------
 
 

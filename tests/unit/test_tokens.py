@@ -281,3 +281,9 @@ def test_one_token_refuses_in_one_line(tiny: Any, wrong: Any, says: str) -> None
     with pytest.raises(ValueError) as error:
         one_token(tiny, wrong)
     assert says in one_line(error)
+
+
+def test_a_long_prompt_is_tokenized_without_a_word(smol: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    for chat in (False, True):
+        assert len(encode(smol, "a b " * 5000, chat)) > smol.model_max_length
+    assert capfd.readouterr() == ("", "")
