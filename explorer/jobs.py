@@ -147,6 +147,8 @@ class Jobs:
         job = Job(fn, None, None)
         try:
             self._enqueue(job)
+            while not job.wait(0.2):
+                pass  # an interrupt that comes just before a wait begins is only seen after it
             return job.result()
         except KeyboardInterrupt:
             job.cancel()
