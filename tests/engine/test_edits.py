@@ -44,6 +44,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "mlp_out": {"blocks.0.mlp.hook_out": {"op": "suppress"}},
     "resid_post": {"blocks.0.hook_out": {"op": "set", "value": 0.5, "pos": [7]}},
     "resid_post, last layer": {"blocks.1.hook_out": {"op": "add", "value": random(96), "pos": [9]}},
+    "a stream so small that the norm's epsilon shows": {"blocks.1.hook_out": {"op": "set", "value": 0.001, "pos": [9]}},
     # every op at the stream
     "suppress the stream": {"blocks.0.hook_out": {"op": "suppress", "pos": 3}},
     "scale the stream": {"blocks.0.hook_out": {"op": "scale", "factor": 2.5}},

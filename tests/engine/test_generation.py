@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import explorer
 from explorer import Edit, SpecError
@@ -130,6 +132,17 @@ def test_the_end_of_a_turn_ends_it(smol: explorer.Session) -> None:
     assert len(run.generated) < 60 and run.tokens[-1].special
     assert run.rows == len(run.ids) - 1 == len(run["blocks.3.hook_out"])
     assert run.text == "The capital of France is Paris."
+
+
+def test_the_tokenizers_own_end_counts(llama: explorer.Session, tmp_path: Path) -> None:
+    # the checkpoint says that </s> ends a text, this tokenizer another word
+    free = llama.generate(IDS, max_new_tokens=6)
+    end = next(n for n in range(1, 6) if free.generated[n] not in free.generated[:n] and free.generated[n] > 2)
+    tokenizer = AutoTokenizer.from_pretrained(llama.model_path)
+    tokenizer.eos_token = f"w{free.generated[end] - 3}"
+    tokenizer.save_pretrained(tmp_path)
+    with explorer.boot(str(llama.model_path), tokenizer=str(tmp_path), max_model_len=64) as session:
+        assert session.generate(IDS, max_new_tokens=6).generated == free.generated[: end + 1]
 
 
 def test_edits_with_positions_a_stopped_run_never_reached(smol: explorer.Session) -> None:
