@@ -171,3 +171,18 @@ def test_more_prompts_than_fit_at_once(llama: explorer.Session, chunked: explore
     got, want = chunked.run(ids, specs), llama.run(ids, specs)
     assert [run.ids for run in got] == [tuple(i) for i in ids]
     assert max(relative(g.logits, w.logits) for g, w in zip(got, want, strict=True)) <= 1e-4
+
+
+def test_an_edit_that_makes_nan_does_not_spoil_later_runs(llama: explorer.Session) -> None:
+    """vLLM reuses cache blocks as they are, and its CPU attention multiplies their unused ends by zero."""
+    ids = [5, 9, 40, 77, 12, 30, 8]
+    before = [llama.run(ids[:n]).logits_at() for n in range(1, 8)]
+    overflow = {"blocks.0.hook_out": [{"op": "scale", "factor": 3e38}] * 2}
+    hidden = overflow | {"blocks.1.hook_out": {"op": "set", "value": 0.5}}  # the last hidden state shows nothing
+    for edits in (overflow, hidden, {"blocks.1.attn.hook_v": [{"op": "scale", "factor": 3e38}] * 2}):
+        spoilt = llama.run([ids * 4] * 60, edits)
+        assert edits is hidden or not torch.isfinite(spoilt[-1].logits_at()).all()
+        for _ in range(5):
+            again = [run.logits_at() for run in llama.run([ids[:n] for n in range(1, 8)] * 4)]
+            for got, want in zip(again, before * 4, strict=True):
+                assert torch.equal(got, want)

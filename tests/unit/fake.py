@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from explorer.engine.protocol import Attention, Model, Request, Result
-from explorer.engine.vllm.rows import Held, Span, WireEdit, apply
+from explorer.engine.rows import Held, Span, apply
 from explorer.errors import Cancelled
 from explorer.hooks import Catalogue, ModelShape
 from explorer.jobs import Jobs
@@ -108,23 +108,18 @@ class FakeEngine:
                 x = x + (x.cumsum(0) / count * 0.5).to(x.dtype)  # earlier tokens reach later ones
             rows = x.clone() if point.group == "residual" else x @ weight
             before = rows.clone()
-            mine = [self._wire(e) for e in edits if e.hook == point.name]
+            mine = [e for e in edits if e.hook == point.name]
             apply(rows, point.shape, mine, Span(Held({}, ()), 0, len(ids), 0), self._value)
             if point.name in capture:
                 captures[point.name] = rows.reshape(-1, *point.shape).clone()
             x = rows if point.group == "residual" else x + (rows - before) @ weight.T
         return x, captures
 
-    @staticmethod
-    def _wire(edit: RowEdit) -> WireEdit:
-        source = None if edit.source is None else (f"{edit.source[0]} {edit.hook}", edit.source[1])
-        return WireEdit(edit.op, edit.rows, edit.heads, edit.factor, edit.value, source)
-
-    def _value(self, edit: WireEdit) -> torch.Tensor | None:
+    def _value(self, edit: RowEdit) -> torch.Tensor | None:
         if edit.source is None:
             return edit.value
-        key, hook = edit.source[0].split(" ")
-        rows = self.held[key][hook][list(edit.source[1])]
+        key, chosen = edit.source
+        rows = self.held[key][edit.hook][list(chosen)]
         block = rows if rows.dim() == 3 else rows[:, None]
         return block if edit.heads is None else block[:, list(edit.heads)]
 

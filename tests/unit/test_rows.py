@@ -7,20 +7,21 @@ import itertools
 import pytest
 import torch
 
-from explorer.engine.vllm.rows import Held, Span, WireEdit, apply, join, keep, read_edits
+from explorer.engine.rows import Held, Span, apply, join, keep
+from explorer.specs import RowEdit
 
 HEADS = (2, 3)
 
 
-def edit(op="suppress", rows=(0,), heads=None, factor=None, value=None, source=None) -> WireEdit:
-    return WireEdit(op, rows, heads, factor, value, source)
+def edit(op="suppress", rows=(0,), heads=None, factor=None, value=None, source=None) -> RowEdit:
+    return RowEdit("h", op, rows, heads, factor, value, source)
 
 
-def held(*edits: WireEdit) -> Held:
+def held(*edits: RowEdit) -> Held:
     return Held({"hook": list(edits)}, ())
 
 
-def value_of(e: WireEdit):
+def value_of(e: RowEdit):
     return e.value
 
 
@@ -151,31 +152,3 @@ def test_a_chunk_that_begins_inside_another_counts():
     chunks = {0: torch.zeros(6, 1)}
     keep(chunks, 4, torch.ones(3, 1))
     assert join(chunks).flatten().tolist() == [0, 0, 0, 0, 1, 1, 1]
-
-
-def test_rows_of_a_hook():
-    h = Held({}, ("hook",), {"hook": {0: torch.zeros(2, 3), 2: torch.ones(1, 3)}})
-    assert h.rows_of("hook").shape == (3, 3)
-
-
-def test_edits_are_read_from_json():
-    body = {
-        "hook": "a",
-        "op": "set",
-        "rows": {"range": [1, 7, 2]},
-        "heads": [0],
-        "factor": None,
-        "value": "t",
-        "source": None,
-    }
-    other = body | {"rows": {"list": [3, 1]}, "heads": None, "value": None, "op": "scale", "factor": 2.0}
-    patch = body | {"hook": "b", "op": "patch", "value": None, "source": {"key": "k", "rows": [0, 2]}}
-    edits = read_edits([body, other, patch], {"t": torch.ones(1, 1, 3)}, torch.device("cpu"))
-    assert list(edits) == ["a", "b"]
-    first, second = edits["a"]
-    assert (first.op, first.rows, first.heads, first.source) == ("set", range(1, 7, 2), (0,), None)
-    assert first.value.shape == (1, 1, 3)
-    assert (second.op, second.rows, second.heads, second.factor, second.value) == ("scale", (3, 1), None, 2.0, None)
-    assert edits["b"][0].source == ("k", (0, 2))
-    with pytest.raises(KeyError):
-        read_edits([body], {}, torch.device("cpu"))

@@ -1,13 +1,18 @@
-"""Tensors packed and unpacked: every bit comes back."""
+"""Tensors and requests packed and unpacked: every bit comes back."""
 
 from __future__ import annotations
+
+import json
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorer.engine.vllm.wire import pack, unpack
+from explorer.engine.protocol import Request
+from explorer.engine.vllm.wire import pack, pack_requests, unpack, unpack_edit
+from explorer.specs import RowEdit
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -76,3 +81,37 @@ def test_what_is_no_tensor_is_refused(change):
 def test_nothing_is_no_tensor():
     with pytest.raises(ValueError, match="not a dtype"):
         unpack({})
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        RowEdit("a", "suppress", range(1, 7, 2), heads=(0,)),
+        RowEdit("a", "scale", (3, 1), factor=2.0),
+        RowEdit("a", "set", (0,), value=torch.ones(1, 1, 3, dtype=torch.bfloat16)),
+        RowEdit("b", "patch", (5, 6), source=("k", (0, 2))),
+    ],
+    ids=lambda e: e.op,
+)
+def test_edits_cross_as_plain_data(edit):
+    [request], tensors = pack_requests([Request("key", (1, 2), (edit,), ("a",))])
+    crossed = json.loads(json.dumps(request))
+    assert (crossed["key"], crossed["capture"]) == ("key", ["a"])
+    values = {name: unpack(packed) for name, packed in tensors.items()}
+    back = unpack_edit(crossed["edits"][0], values)
+    assert replace(back, value=None) == replace(edit, value=None)
+    assert (back.value is None) == (edit.value is None)
+    if edit.value is not None:
+        assert back.value.dtype == edit.value.dtype and torch.equal(back.value, edit.value)
+
+
+def test_equal_values_cross_once():
+    edits = tuple(RowEdit("a", "set", (i,), value=torch.full((1, 1, 3), 0.5)) for i in range(5))
+    _, tensors = pack_requests([Request(str(i), (1,), edits) for i in range(3)])
+    assert len(tensors) == 1
+
+
+def test_a_value_that_was_not_sent_along():
+    [request], _ = pack_requests([Request("key", (1,), (RowEdit("a", "add", (0,), value=torch.ones(1, 1, 1)),))])
+    with pytest.raises(KeyError):
+        unpack_edit(request["edits"][0], {})

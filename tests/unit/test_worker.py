@@ -51,6 +51,7 @@ def worker(monkeypatch):
             row += len(ids)
 
     monkeypatch.setattr(internals, "scheduled", scheduled)
+    monkeypatch.setattr(internals, "blocks", lambda runner, index: (made.steps[index][0], True, [index]))
     return made
 
 

@@ -192,10 +192,8 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
 
 def code_hash() -> str:
     """Changes with the hook code, so that vLLM's compile cache never serves another version's graph."""
-    folder = Path(__file__).parent
-    return hashlib.sha256(b"".join((folder / f"{n}.py").read_bytes() for n in ("taps", "rows", "worker"))).hexdigest()[
-        :16
-    ]
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _check_memory(path: str, config: Any, options: dict[str, Any], size: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from ...specs import RowEdit
 from ..protocol import Request, Result
 from . import internals
 from .boot import Progress, construct, describe
-from .wire import pack, unpack
+from .wire import pack, pack_requests, unpack
 
 
 class VllmEngine:
@@ -49,7 +48,7 @@ class VllmEngine:
         running: dict[str, Request] = {}
         generated: dict[str, tuple[int, ...]] = {}
         try:
-            self._rpc("explorer_open", *_wire(requests))
+            self._rpc("explorer_open", *pack_requests(requests))
             for request in requests:
                 internals.add(self._llm, request.key, request.ids, self._params(request))
                 running[request.key] = request
@@ -131,31 +130,3 @@ def _check(request: Request, rows: int, result: Result, edited: int) -> None:
         raise EngineError(
             f"edits touched {edited} rows of {expected}: a hook did not fire as it must; please report this"
         )
-
-
-def _wire(requests: Sequence[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Requests as the worker takes them: JSON, and each distinct tensor once, named by its content."""
-    tensors: dict[str, Any] = {}
-    out = [
-        {"key": r.key, "capture": list(r.capture), "edits": [_wire_edit(edit, tensors) for edit in r.edits]}
-        for r in requests
-    ]
-    return out, tensors
-
-
-def _wire_edit(edit: RowEdit, tensors: dict[str, Any]) -> dict[str, Any]:
-    value = None
-    if edit.value is not None:
-        packed = pack(edit.value)
-        value = hashlib.sha256(packed["data"] + repr((packed["dtype"], packed["shape"])).encode()).hexdigest()
-        tensors[value] = packed
-    rows = edit.rows
-    return {
-        "hook": edit.hook,
-        "op": edit.op,
-        "rows": {"range": [rows.start, rows.stop, rows.step]} if isinstance(rows, range) else {"list": list(rows)},
-        "heads": None if edit.heads is None else list(edit.heads),
-        "factor": edit.factor,
-        "value": value,
-        "source": None if edit.source is None else {"key": edit.source[0], "rows": list(edit.source[1])},
-    }

@@ -76,6 +76,28 @@ def scheduled(runner: Any) -> Iterator[tuple[dict[str, Any], int, int, int]]:
         yield params.extra_args or {}, first, int(starts[i + 1]) - first, int(batch.num_computed_tokens_cpu[i])
 
 
+def request_count(runner: Any) -> int:
+    """How many requests are in this step."""
+    return len(runner.input_batch.req_ids)
+
+
+def blocks(runner: Any, index: int) -> tuple[str, bool, list[int]]:
+    """Of the request at an index of this step: its id, whether this is its first step, and its cache blocks."""
+    batch = runner.input_batch
+    tables = batch.block_table.block_tables
+    held = [int(b) for t in tables for b in t.block_table.np[index, : t.num_blocks_per_row[index]]]
+    return batch.req_ids[index], int(batch.num_computed_tokens_cpu[index]) == 0, held
+
+
+def zero_blocks(runner: Any, blocks: list[int]) -> None:
+    """Zero blocks of the key-value cache in every layer."""
+    if blocks:
+        count = runner.kv_cache_config.num_blocks
+        for cache in runner.kv_caches:
+            axis = 0 if cache.shape[0] == count else 1  # some backends put keys and values first
+            cache.index_fill_(axis, torch.tensor(blocks, device=cache.device), 0)
+
+
 def attention_of(module: nn.Module) -> Attention:
     """How vLLM's `Attention` module treats its scores."""
     impl: Any = module.impl

@@ -1,11 +1,16 @@
-"""Tensors across process borders: dtype, shape and bytes, never pickle."""
+"""Requests and tensors across process borders: plain data, tensors as dtype, shape and bytes, never pickle."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+from ...specs import RowEdit
+from ..protocol import Request
 
 
 def pack(tensor: torch.Tensor) -> dict[str, Any]:
@@ -31,3 +36,45 @@ def unpack(packed: dict[str, Any]) -> torch.Tensor:
     ):
         raise ValueError(f"the bytes are no {name} tensor of shape {shape}")
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+
+
+def pack_requests(requests: Sequence[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What a worker has to know of requests, and each distinct tensor that they name once, by its content."""
+    tensors: dict[str, Any] = {}
+    packed = [
+        {"key": r.key, "capture": list(r.capture), "edits": [_pack_edit(edit, tensors) for edit in r.edits]}
+        for r in requests
+    ]
+    return packed, tensors
+
+
+def unpack_edit(packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> RowEdit:
+    """The edit that `pack_requests` packed. KeyError for a tensor that was not sent along."""
+    rows, source = packed["rows"], packed["source"]
+    return RowEdit(
+        hook=packed["hook"],
+        op=packed["op"],
+        rows=range(*rows["range"]) if "range" in rows else tuple(rows["list"]),
+        heads=None if packed["heads"] is None else tuple(packed["heads"]),
+        factor=packed["factor"],
+        value=None if packed["value"] is None else tensors[packed["value"]],
+        source=None if source is None else (source["key"], tuple(source["rows"])),
+    )
+
+
+def _pack_edit(edit: RowEdit, tensors: dict[str, Any]) -> dict[str, Any]:
+    name = None
+    if edit.value is not None:
+        packed = pack(edit.value)
+        name = hashlib.sha256(packed["data"] + repr((packed["dtype"], packed["shape"])).encode()).hexdigest()
+        tensors[name] = packed
+    rows = edit.rows
+    return {
+        "hook": edit.hook,
+        "op": edit.op,
+        "rows": {"range": [rows.start, rows.stop, rows.step]} if isinstance(rows, range) else {"list": list(rows)},
+        "heads": None if edit.heads is None else list(edit.heads),
+        "factor": edit.factor,
+        "value": name,
+        "source": None if edit.source is None else {"key": edit.source[0], "rows": list(edit.source[1])},
+    }

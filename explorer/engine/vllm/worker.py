@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ...hooks import ModelShape
+from ..rows import Held, Rows, Span, join
 from . import internals
-from .rows import Held, Span, WireEdit, apply, join, keep, read_edits
-from .taps import Edited, find_taps
-from .wire import pack, unpack
+from .blocks import Blocks, may_spoil
+from .taps import find_taps
+from .wire import pack, unpack, unpack_edit
 
 
 class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
@@ -25,8 +26,8 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         config = self.vllm_config.model_config.hf_text_config
         self._shape = ModelShape(**self.vllm_config.additional_config["explorer"]["shape"])
         self._taps = find_taps(self.model_runner.model, self._shape, config.rms_norm_eps)
-        self._held: dict[str, Held] = {}
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._rows = Rows({name: tap.shape for name, tap in self._taps.items()})
+        self._blocks = Blocks(self.model_runner)
         self._spans: list[Span | None] = []
         internals.wrap_forward(self.model_runner, self._step)
         self._head = internals.wrap_head(self.model_runner, self._keep_logits)
@@ -45,25 +46,19 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
 
     def explorer_open(self, requests: list[dict[str, Any]], tensors: dict[str, Any]) -> None:
         """Announce requests: key, edits and captures. `tensors` are the values that edits name, packed, by content."""
-        values = {name: unpack(packed) for name, packed in tensors.items()}
-        opened: dict[str, Held] = {}
-        for request in requests:
-            hooks = (*request["capture"], *(edit["hook"] for edit in request["edits"]))
-            unknown = [name for name in hooks if name not in self._taps]
-            if unknown:
-                raise ValueError(f"no tap for {unknown[0]}")
-            edits = read_edits(request["edits"], values, self.device)
-            opened[request["key"]] = Held(edits, tuple(request["capture"]))
-        self._held |= opened
+        values = {name: unpack(packed).to(self.device) for name, packed in tensors.items()}
+        self._rows.held |= {
+            r["key"]: self._rows.prepare([unpack_edit(edit, values) for edit in r["edits"]], r["capture"])
+            for r in requests
+        }
 
     def explorer_read(self, keys: list[str]) -> list[dict[str, Any]]:
         """What finished requests captured, in the order of `keys`."""
-        return [_pack(self._held[key]) for key in keys]
+        return [_pack(self._rows.held[key]) for key in keys]
 
     def explorer_release(self, keys: list[str]) -> None:
         """Forget requests, finished or not."""
-        for key in keys:
-            self._held.pop(key, None)
+        self._rows.release(keys)
 
     def explorer_logits(self, rows: dict[str, Any]) -> dict[str, Any]:
         """The model's own head on rows `(rows, d_model)`."""
@@ -75,48 +70,21 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
     def _step(self, forward: Callable[[], Any]) -> Any:
         self._spans = []
         for extra, row, count, start in internals.scheduled(self.model_runner):
-            held = self._held.get(extra.get("explorer", ""))
+            held = self._rows.held.get(extra.get("explorer", ""))
             self._spans.append(None if held is None else Span(held, row, count, start))
-        work: dict[str, list[Span]] = {}
-        for span in self._spans:
-            if span is not None:
-                for name in dict.fromkeys((*span.held.edits, *span.held.capture)):
-                    work.setdefault(name, []).append(span)
+        ours = [span for span in self._spans if span is not None]
+        self._blocks.clean()
         with contextlib.ExitStack() as attached:
-            for name, spans in work.items():
-                handle = self._taps[name].attach(partial(self._handle, name, spans))
+            for name, spans in self._rows.work(ours).items():
+                handle = self._taps[name].attach(partial(self._rows.handle, name, spans))
                 attached.callback(handle.remove)
             hidden = forward()
-        for span in self._spans:
+        for i, span in enumerate(self._spans):
             if span is not None:
-                keep(span.held.head_rows, span.start, hidden[span.row : span.row + span.count].clone())
+                span.keep_head_rows(hidden)
+                if may_spoil(span, hidden):
+                    self._blocks.spoil(i)
         return hidden
-
-    def _handle(self, name: str, spans: list[Span], x: torch.Tensor) -> Edited | None:
-        """Edit, then capture, the rows of one hook point."""
-        touched: list[int] = []
-        if any(name in span.held.edits for span in spans):
-            x = x.clone()
-            for span in spans:
-                edits = span.held.edits.get(name)
-                if edits:
-                    touched += apply(x, self._taps[name].shape, edits, span, partial(self._value, name))
-        for span in spans:
-            if name in span.held.capture:
-                rows = x[span.row : span.row + span.count].clone()
-                keep(span.held.chunks.setdefault(name, {}), span.start, rows.reshape(-1, *self._taps[name].shape))
-        if not touched:
-            return None
-        index = torch.tensor(sorted(set(touched)), device=x.device)
-        return index, x[index]
-
-    def _value(self, name: str, edit: WireEdit) -> torch.Tensor | None:
-        if edit.source is None:
-            return edit.value
-        key, rows = edit.source
-        source = self._held[key].rows_of(name)[list(rows)]
-        block = source if source.dim() == 3 else source[:, None]
-        return block if edit.heads is None else block[:, list(edit.heads)]
 
     def _keep_logits(self, logits: torch.Tensor) -> None:
         for span, row in zip(self._spans, logits, strict=True):
@@ -127,7 +95,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
 def _pack(held: Held) -> dict[str, Any]:
     assert held.last_logits is not None
     return {
-        "captures": {name: pack(held.rows_of(name)) for name in held.chunks},
+        "captures": {name: pack(join(chunks)) for name, chunks in held.chunks.items()},
         "head_rows": pack(join(held.head_rows)),
         "last_logits": pack(held.last_logits.float()),
         "edited": held.edited,

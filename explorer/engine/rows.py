@@ -1,0 +1,153 @@
+"""Rows: which rows of a forward pass belong to which request, and the one place where they are edited and captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..specs import RowEdit
+
+# The rows that changed: their indices, and their new values.
+Edited = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class Held:
+    """What is kept for one live request: its edits by hook, and the rows it captured, by hook and first position."""
+
+    edits: dict[str, list[RowEdit]]
+    capture: tuple[str, ...]
+    chunks: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+    head_rows: dict[int, torch.Tensor] = field(default_factory=dict)
+    last_logits: torch.Tensor | None = None
+    edited: int = 0  # rows that edits were applied to
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows `[row, row + count)` of this pass hold positions `[start, start + count)` of one request."""
+
+    held: Held
+    row: int
+    count: int
+    start: int
+
+    def keep_head_rows(self, hidden: torch.Tensor) -> None:
+        """Keep what the unembedding reads."""
+        keep(self.held.head_rows, self.start, hidden[self.row : self.row + self.count].clone())
+
+
+class Rows:
+    """The live requests of an engine, and what to do with their rows at each hook point."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """`shapes` are the hook points that can be tapped, with their shape a token."""
+        self.held: dict[str, Held] = {}
+        self._shapes = shapes
+
+    def prepare(self, edits: Sequence[RowEdit], capture: Sequence[str]) -> Held:
+        """What to hold for a request. ValueError for a hook point that has no tap."""
+        for name in (*capture, *(edit.hook for edit in edits)):
+            if name not in self._shapes:
+                raise ValueError(f"no tap for {name}")
+        by_hook: dict[str, list[RowEdit]] = {}
+        for edit in edits:
+            by_hook.setdefault(edit.hook, []).append(edit)
+        return Held(by_hook, tuple(capture))
+
+    def release(self, keys: Sequence[str]) -> None:
+        """Forget requests, finished or not."""
+        for key in keys:
+            self.held.pop(key, None)
+
+    def work(self, spans: Sequence[Span]) -> dict[str, list[Span]]:
+        """The hook points where this pass has something to do, and for whom."""
+        work: dict[str, list[Span]] = {}
+        for span in spans:
+            for name in dict.fromkeys((*span.held.edits, *span.held.capture)):
+                work.setdefault(name, []).append(span)
+        return work
+
+    def handle(self, name: str, spans: Sequence[Span], x: torch.Tensor) -> Edited | None:
+        """Edit, then capture, the rows `(rows, width)` of one hook point; returns those that edits changed."""
+        touched: list[int] = []
+        if any(name in span.held.edits for span in spans):
+            x = x.clone()
+            for span in spans:
+                touched += apply(x, self._shapes[name], span.held.edits.get(name, ()), span, self._value)
+        for span in spans:
+            if name in span.held.capture:
+                rows = x[span.row : span.row + span.count].clone()
+                keep(span.held.chunks.setdefault(name, {}), span.start, rows.reshape(-1, *self._shapes[name]))
+        if not touched:
+            return None
+        index = torch.tensor(sorted(set(touched)), device=x.device)
+        return index, x[index]
+
+    def _value(self, edit: RowEdit) -> torch.Tensor | None:
+        """The value of `add` and `set`, or the held rows that `patch` copies: `(rows | 1, heads | 1, width | 1)`."""
+        if edit.source is None:
+            return edit.value
+        key, rows = edit.source
+        source = join(self.held[key].chunks[edit.hook])[list(rows)]
+        block = source if source.dim() == 3 else source[:, None]
+        return block if edit.heads is None else block[:, list(edit.heads)]
+
+
+def apply(
+    x: torch.Tensor,
+    shape: tuple[int, ...],
+    edits: Sequence[RowEdit],
+    span: Span,
+    value_of: Callable[[RowEdit], torch.Tensor | None],
+) -> list[int]:
+    """Apply edits, in order, to the rows of a span of `x` `(rows, width)`, in place. Returns the rows they touched."""
+    touched: list[int] = []
+    blocks = shape if len(shape) == 2 else (1, shape[0])
+    for edit in edits:
+        at = [(i, p) for i, p in enumerate(edit.rows) if span.start <= p < span.start + span.count]
+        if not at:
+            continue
+        index = [span.row + p - span.start for _, p in at]
+        block = x[index].reshape(len(index), *blocks)
+        value = value_of(edit)
+        if value is not None and value.shape[0] > 1:
+            value = value[[i for i, _ in at]]
+        heads = slice(None) if edit.heads is None else list(edit.heads)
+        block[:, heads] = operate(edit, block[:, heads], value)
+        x[index] = block.reshape(len(index), -1)
+        touched += index
+    span.held.edited += len(touched)
+    return touched
+
+
+def operate(edit: RowEdit, block: torch.Tensor, value: torch.Tensor | None) -> torch.Tensor:
+    """One op on the chosen rows and heads, `(rows, heads, width)`."""
+    if edit.op == "suppress":
+        return torch.zeros_like(block)
+    if edit.op == "scale":
+        assert edit.factor is not None
+        return block * edit.factor
+    assert value is not None
+    value = value.to(device=block.device, dtype=block.dtype)
+    return block + value if edit.op == "add" else value.expand_as(block)
+
+
+def keep(chunks: dict[int, torch.Tensor], start: int, rows: torch.Tensor) -> None:
+    """Store rows by their first position. Rows of later positions are from before a preemption: all come again."""
+    for later in [position for position in chunks if position > start]:
+        del chunks[later]
+    chunks[start] = rows
+
+
+def join(chunks: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Chunks by first position, in token order. Where two overlap the later one counts."""
+    out: list[torch.Tensor] = []
+    end: int | None = None
+    for start in sorted(chunks, reverse=True):
+        rows = chunks[start] if end is None else chunks[start][: end - start]
+        out.append(rows)
+        end = start
+    return out[0] if len(out) == 1 else torch.cat(out[::-1])
