@@ -19,7 +19,7 @@ KEYS_AND_VALUES = ("attn.k.hook_out", "attn.v.hook_out", "attn.hook_rot_k")
 def may_spoil(span: Span, hidden: torch.Tensor) -> bool:
     """Whether keys or values of these rows may be NaN or infinite.
 
-    An edit of anything but keys or values shows it in the last hidden state `(rows, d_model)`; a second one may hide it.
+    An edit of anything but keys or values shows in the last hidden state `(rows, d_model)`; a second one may hide it.
     """
     edits = span.held.edits
     if not edits:
