@@ -37,8 +37,13 @@ def core(session: explorer.Session) -> Any:
     return session._engine._llm.llm_engine.engine_core.engine_core  # type: ignore[union-attr]
 
 
+def worker(session: explorer.Session) -> Any:
+    """The explorer's worker of a session."""
+    return core(session).model_executor.driver_worker.worker
+
+
 def idle(session: explorer.Session) -> bool:
     """Whether nothing is queued, running or held, and no hook is attached."""
-    runner = core(session).model_executor.driver_worker.worker
-    hooks = [m for m in runner.model_runner.model.modules() if m._forward_hooks or m._forward_pre_hooks]
-    return not (core(session).scheduler.has_unfinished_requests() or runner._held or hooks)
+    own = worker(session)
+    hooks = [m for m in own.model_runner.model.modules() if m._forward_hooks or m._forward_pre_hooks]
+    return not (core(session).scheduler.has_unfinished_requests() or own._rows.held or hooks)

@@ -13,7 +13,7 @@ import torch
 import explorer
 from explorer import Cancelled, SessionClosed
 
-from .compare import core, idle, same
+from .compare import core, idle, same, worker
 
 IDS = [1, 17, 45, 80, 31, 9, 120, 64]
 HOOK = "blocks.0.hook_out"
@@ -127,8 +127,8 @@ def test_ctrl_c_in_the_waiting_thread(llama: explorer.Session, clean: Callable[[
 
 
 def test_an_error_inside_a_step(llama: explorer.Session, clean: Callable[[], None]) -> None:
-    worker = core(llama).model_executor.driver_worker.worker
-    handle, calls = worker._handle, []
+    rows = worker(llama)._rows
+    handle, calls = rows.handle, []
 
     def failing(name: str, spans: Any, x: torch.Tensor) -> Any:
         calls.append(name)
@@ -136,12 +136,12 @@ def test_an_error_inside_a_step(llama: explorer.Session, clean: Callable[[], Non
             raise RuntimeError("out of luck")
         return handle(name, spans, x)
 
-    worker._handle = failing
+    rows.handle = failing
     try:
         with pytest.raises(RuntimeError, match="out of luck"):
             llama.generate([IDS, IDS[:4]], SPEC | {"blocks.1.hook_out": {"op": "suppress"}}, 5, capture="all")
     finally:
-        worker._handle = handle
+        rows.handle = handle
     assert calls
     clean()
 

@@ -16,7 +16,7 @@ from explorer import Edit, EngineError
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.engine import VllmEngine
 
-from .compare import core, idle, same, token_ids
+from .compare import idle, same, token_ids, worker
 
 IDS = [1, 17, 45, 80, 31]
 HOOK = "blocks.0.hook_out"
@@ -103,7 +103,7 @@ def test_a_hook_that_does_not_fire_is_an_error(
         def remove(self) -> None: ...
 
     clean = llama.run(IDS, capture="all")
-    taps = core(llama).model_executor.driver_worker.worker._taps
+    taps = worker(llama)._taps
     with monkeypatch.context() as patch:
         patch.setitem(taps, HOOK, dataclasses.replace(taps[HOOK], attach=lambda handler: Handle()))
         with pytest.raises(EngineError, match=words):
