@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def boot(
 
     Args:
         model: a bundled name (`smollm2-135m`), a hub id, or a folder.
-        engine: `vllm` or `auto` (vLLM).
+        engine: `vllm`, `transformers`, or `auto`: vLLM where it is installed, else transformers, and a line says so.
         mode: `eager`, or None for it.
         tokenizer: a folder, a hub id or a transformers tokenizer, when it is not the model's own.
         dtype: None is the checkpoint's own; else `float32`, `bfloat16` or `float16`.
@@ -62,8 +63,8 @@ def boot(
     Raises `BootError` (a ValueError), one sentence, before weights load; ImportError with the install line where vLLM
     is missing.
     """
-    if engine not in ("auto", "vllm"):
-        raise BootError(f"boot: engine must be 'vllm' or 'auto', not {engine!r}")
+    if engine not in ("auto", "vllm", "transformers"):
+        raise BootError(f"boot: engine must be 'vllm', 'transformers' or 'auto', not {engine!r}")
     if mode not in (None, "eager"):
         raise BootError(f"boot: mode must be 'eager', not {mode!r}")
     for name in ALWAYS_ON:
@@ -79,13 +80,17 @@ def boot(
         "pipeline_parallel_size": pipeline_parallel_size,
     }
     with _environment_kept(), _BootLine(str(model)) as line:
+        if engine == "auto":
+            engine = "vllm" if find_spec("vllm") else "transformers"
+            if engine == "transformers":
+                line.say("vLLM is not installed: the transformers engine runs the model, slower and just as exact")
         path = str(resolve(model, lambda fraction, message: line(message)))
         given = tokenizer if tokenizer is not None else path
         words = load_tokenizer(given) if isinstance(given, (str, Path)) else given
         token_table(words, [0])  # reads the tokenizer's definition, which is slow the first time
         jobs = Jobs(f"explorer-{Path(path).name}")
         try:
-            built = jobs.call(lambda job: _vllm(path, options, _stop_ids(words, path), line))
+            built = jobs.call(lambda job: _build(engine, path, options, _stop_ids(words, path), line))
         except BaseException:
             jobs.close(lambda job: None)
             raise
@@ -343,7 +348,14 @@ def _stop_ids(tokenizer: Any, path: str) -> list[int]:
     return list(dict.fromkeys(i for i in ids if i is not None))
 
 
-def _vllm(path: str, options: dict[str, Any], stop_ids: list[int], progress: Callable[[str], None]) -> Engine:
+def _build(
+    engine: str, path: str, options: dict[str, Any], stop_ids: list[int], progress: Callable[[str], None]
+) -> Engine:
+    options = {name: value for name, value in options.items() if value is not None}
+    if engine == "transformers":
+        from .engine.transformers import TransformersEngine
+
+        return TransformersEngine(path, options, stop_ids, progress)
     from .engine.vllm.engine import VllmEngine
 
     return VllmEngine(path, options, stop_ids, progress)
@@ -371,6 +383,10 @@ class _BootLine:
 
     def __call__(self, stage: str) -> None:
         self._show(f"{self._model}: {stage} ...")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._show(text + "\n")
 
     def ready(self, session: Session) -> None:
         self._show(f"{session!r}; ready in {time.monotonic() - self._start:.1f} s\n")

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..errors import EngineError
 from ..specs import RowEdit
+from .protocol import Request, Result
 
 # The rows that changed: their indices, and their new values.
 Edited = tuple[torch.Tensor, torch.Tensor]
@@ -151,3 +153,19 @@ def join(chunks: dict[int, torch.Tensor]) -> torch.Tensor:
         out.append(rows)
         end = start
     return out[0] if len(out) == 1 else torch.cat(out[::-1])
+
+
+def check(request: Request, result: Result, edited: int) -> None:
+    """Nothing silent: every row was seen, and every edit touched every row it named."""
+    rows = len(request.ids) + max(0, len(result.generated) - 1)
+    for name in request.capture:
+        got = result.captures[name].shape[0] if name in result.captures else 0
+        if got != rows:
+            raise EngineError(
+                f"{name} captured {got} rows of {rows}: the hook did not fire as it must; please report this"
+            )
+    expected = sum(sum(1 for p in edit.rows if p < rows) for edit in request.edits)
+    if edited < expected:  # more where vLLM fed a token twice, after it had to give up its cache
+        raise EngineError(
+            f"edits touched {edited} rows of {expected}: a hook did not fire as it must; please report this"
+        )

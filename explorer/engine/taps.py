@@ -7,16 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from .rows import Edited
 
+
+class Handle(Protocol):
+    """What attaching gives back."""
+
+    def remove(self) -> None:
+        """Detach."""
+
+
 Handler = Callable[[torch.Tensor], "Edited | None"]  # given a hook point's rows `(rows, width)`
-Attach = Callable[[Handler], RemovableHandle]
+Attach = Callable[[Handler], Handle]
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ def replace(x: torch.Tensor, edited: Edited, batch_axes: int = 1) -> torch.Tenso
 def output(module: nn.Module, columns: slice = slice(None), batch_axes: int = 1) -> Attach:
     """A module's output, or some of its columns. Tuples keep their other entries (a linear's bias)."""
 
-    def attach(handler: Handler) -> RemovableHandle:
+    def attach(handler: Handler) -> Handle:
         def hook(_: nn.Module, __: Any, out: Any) -> Any:
             whole = out[0] if isinstance(out, tuple) else out
             edited = handler(flat(whole, batch_axes)[:, columns])
@@ -61,7 +68,7 @@ def output(module: nn.Module, columns: slice = slice(None), batch_axes: int = 1)
 def argument(module: nn.Module, position: int, batch_axes: int = 1) -> Attach:
     """One positional argument of a module."""
 
-    def attach(handler: Handler) -> RemovableHandle:
+    def attach(handler: Handler) -> Handle:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
             edited = handler(flat(args[position], batch_axes))
             if edited is None:
@@ -77,7 +84,7 @@ def argument(module: nn.Module, position: int, batch_axes: int = 1) -> Attach:
 def normalized(norm: nn.Module, eps: float, stream: Callable[[tuple[Any, ...]], torch.Tensor]) -> Attach:
     """The last stream divided by its root mean square: what the final norm computes before its weight."""
 
-    def attach(handler: Handler) -> RemovableHandle:
+    def attach(handler: Handler) -> Handle:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             x = stream(args)
             wide = x.float()

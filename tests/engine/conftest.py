@@ -11,6 +11,7 @@ import pytest
 import explorer
 
 SMOL = "smollm2-135m"
+ENGINES = ("vllm", "transformers")
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +21,8 @@ def booted(tiny_folder: Callable[[str], Path]) -> Iterator[Callable[..., explore
         sessions: dict[tuple[object, ...], explorer.Session] = {}
 
         def boot(name: str, **keywords: object) -> explorer.Session:
+            if keywords.get("engine") == "vllm":  # the default
+                del keywords["engine"]
             key = (name, *sorted(keywords.items()))
             if key not in sessions:
                 model = name if name == SMOL else tiny_folder(name)
@@ -45,3 +48,9 @@ def smol_bf16(booted: Callable[..., explorer.Session]) -> explorer.Session:
 def llama(booted: Callable[..., explorer.Session]) -> explorer.Session:
     """Two random layers, fp32: 4 heads, 2 key-value heads, d_model 96, d_head 32."""
     return booted("llama")
+
+
+@pytest.fixture(params=ENGINES)
+def either(request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]) -> explorer.Session:
+    """The tiny Llama in each of the engines."""
+    return booted("llama", engine=request.param)

@@ -15,6 +15,7 @@ from explorer import Edit
 from ..conftest import FAMILIES
 from ..reference import reference
 from .compare import relative, same, token_ids
+from .conftest import ENGINES
 
 IDS = [1, 17, 45, 80, 31, 9, 120, 64, 33, 52]
 OTHER = [1, 90, 14, 77, 31, 100, 6, 64, 150, 8]
@@ -113,14 +114,14 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_every_edit_as_in_transformers(llama: explorer.Session, name: str) -> None:
-    ref = reference(llama.model_path)
-    run = llama.run(IDS, SPECS[name], capture="all")
+def test_every_edit_as_in_transformers(either: explorer.Session, name: str) -> None:
+    ref = reference(either.model_path)
+    run = either.run(IDS, SPECS[name], capture="all")
     want = ref.run(IDS, SPECS[name])
     assert relative(want.logits, ref.run(IDS).logits) > 1e-2, "the edit must show, or this test could not fail"
     assert relative(run.logits, want.logits) <= 1e-4
     for hook in run.captured:  # the edited one too: it holds what the model goes on with
-        if llama.hooks[hook].component not in ("pattern", "scores"):
+        if either.hooks[hook].component not in ("pattern", "scores"):
             assert relative(run[hook], want[hook]) <= 1e-4, hook
         elif hook.endswith("pattern"):
             assert float((run[hook] - want[hook]).abs().max()) <= 1e-5, hook
@@ -128,9 +129,12 @@ def test_every_edit_as_in_transformers(llama: explorer.Session, name: str) -> No
 
 @pytest.mark.parametrize("part", ["q.hook_out", "k.hook_out", "v.hook_out", "o.hook_in", "hook_rot_q", "hook_rot_k"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_zeroing_what_attention_reads(booted: Callable[..., explorer.Session], family: str, part: str) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_zeroing_what_attention_reads(
+    booted: Callable[..., explorer.Session], engine: str, family: str, part: str
+) -> None:
     # k and v reach attention through the key-value cache: zeroing them too late would change nothing
-    session = booted(family)
+    session = booted(family, engine=engine)
     ref = reference(session.model_path)
     for head in (None, 1):
         spec = {f"blocks.0.attn.{part}": {"op": "suppress"} | ({} if head is None else {"head": head})}

@@ -12,16 +12,17 @@ import explorer
 from ..conftest import FAMILIES
 from ..reference import Reference, reference
 from .compare import relative, token_ids
-from .conftest import SMOL
+from .conftest import ENGINES, SMOL
 
 TINY_IDS = [1, *range(5, 150, 9), 7, 7, 3]  # 21 tokens: longer than Mistral's window
 Pair = tuple[explorer.Session, Reference]
 PROMPTS = ["The Eiffel Tower is in the city of", "def add(a, b):\n    return a +", "日本の首都は 🗼"]
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, SMOL])
+@pytest.fixture(scope="module", params=[f"{engine} {name}" for engine in ENGINES for name in (*FAMILIES, SMOL)])
 def pair(request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]) -> Iterator[Pair]:
-    session = request.getfixturevalue("smol") if request.param == SMOL else booted(request.param)
+    engine, name = request.param.split()
+    session = request.getfixturevalue("smol") if (engine, name) == ("vllm", SMOL) else booted(name, engine=engine)
     yield session, reference(session.model_path)
 
 

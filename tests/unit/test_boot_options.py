@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from explorer import BootError
+from explorer.engine.shapes import model_shape
 from explorer.engine.vllm import boot, internals
-from explorer.engine.vllm.boot import LOCKED, check_options, choose, code_hash, model_shape
+from explorer.engine.vllm.boot import LOCKED, check_options, choose, code_hash
 
 KNOWN = {"dtype", "max_model_len", "max_num_seqs", "gpu_memory_utilization", "quantization", "additional_config"}
 GIVEN = {"gpu_memory_utilization": 0.5, "max_num_batched_tokens": 64, "max_model_len": None, "dtype": None}

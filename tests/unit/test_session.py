@@ -377,19 +377,22 @@ def test_boot_refuses_what_it_does_not_know(fields, says):
 def test_boot(monkeypatch, capsys, tmp_path):
     asked = {}
 
-    def build(path, options, stop_ids, progress):
+    def build(engine, path, options, stop_ids, progress):
         progress("loading weights")
-        asked.update(path=path, options=options, stop_ids=stop_ids, thread=threading.current_thread().name)
+        asked.update(
+            engine=engine, path=path, options=options, stop_ids=stop_ids, thread=threading.current_thread().name
+        )
         return fake.FakeEngine()
 
-    monkeypatch.setattr(subject, "_vllm", build)
+    monkeypatch.setattr(subject, "_build", build)
     monkeypatch.setattr(subject, "resolve", lambda model, progress: (progress(0.5, "fetching"), tmp_path)[1])
     monkeypatch.setattr(subject, "load_tokenizer", lambda path: fake.words())
+    monkeypatch.setattr(subject, "find_spec", lambda name: object())
     with pytest.warns(UserWarning, match="enable_batching changes nothing here"):
         session = explorer.boot(tmp_path, dtype=torch.bfloat16, enable_batching=True, max_num_seqs=4)
     with session:
         assert session.run(A).ids == (3, 4, 5)
-    assert asked["path"] == str(tmp_path)
+    assert (asked["engine"], asked["path"]) == ("vllm", str(tmp_path))
     assert asked["thread"].startswith("explorer-")
     assert asked["stop_ids"] == [2]
     assert (asked["options"]["dtype"], asked["options"]["max_num_seqs"]) == ("bfloat16", 4)
@@ -403,7 +406,7 @@ def test_a_boot_that_fails_leaves_no_thread(monkeypatch, tmp_path):
     def build(*args):
         raise BootError("boot: no")
 
-    monkeypatch.setattr(subject, "_vllm", build)
+    monkeypatch.setattr(subject, "_build", build)
     monkeypatch.setattr(subject, "resolve", lambda model, progress: tmp_path)
     monkeypatch.setattr(subject, "load_tokenizer", lambda path: fake.words())
     before = threading.active_count()
@@ -413,3 +416,16 @@ def test_a_boot_that_fails_leaves_no_thread(monkeypatch, tmp_path):
         if thread.name == f"explorer-{tmp_path.name}":
             thread.join(5)
     assert threading.active_count() == before
+
+
+def test_without_vllm_the_transformers_engine_and_a_line_that_says_so(monkeypatch, capsys, tmp_path):
+    engines = []
+    monkeypatch.setattr(subject, "_build", lambda engine, *_: engines.append(engine) or fake.FakeEngine())
+    monkeypatch.setattr(subject, "resolve", lambda model, progress: tmp_path)
+    monkeypatch.setattr(subject, "load_tokenizer", lambda path: fake.words())
+    monkeypatch.setattr(subject, "find_spec", lambda name: None)
+    explorer.boot(tmp_path).close()
+    assert "vLLM is not installed: the transformers engine runs the model" in capsys.readouterr().out
+    explorer.boot(tmp_path, engine="vllm").close()
+    assert "not installed" not in capsys.readouterr().out
+    assert engines == ["transformers", "vllm"]

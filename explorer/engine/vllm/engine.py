@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from ...errors import Cancelled, EngineError
+from ...errors import Cancelled
 from ...hooks import Catalogue
 from ...specs import RowEdit
 from ..protocol import Request, Result
+from ..rows import check
 from . import internals
 from .boot import Progress, construct, describe
 from .wire import pack, pack_requests, unpack
@@ -113,20 +114,5 @@ class VllmEngine:
             last_logits=unpack(answer["last_logits"]),
             captures={name: unpack(packed) for name, packed in answer["captures"].items()},
         )
-        _check(request, len(request.ids) + max(0, len(generated) - 1), result, answer["edited"])
+        check(request, result, answer["edited"])
         return result
-
-
-def _check(request: Request, rows: int, result: Result, edited: int) -> None:
-    """Nothing silent: every row was seen, and every edit touched every row it named."""
-    for name in request.capture:
-        got = result.captures[name].shape[0] if name in result.captures else 0
-        if got != rows:
-            raise EngineError(
-                f"{name} captured {got} rows of {rows}: the hook did not fire as it must; please report this"
-            )
-    expected = sum(sum(1 for p in edit.rows if p < rows) for edit in request.edits)
-    if edited < expected:  # more where vLLM fed a token twice, after it had to give up its cache
-        raise EngineError(
-            f"edits touched {edited} rows of {expected}: a hook did not fire as it must; please report this"
-        )

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from ...hooks import ModelShape
 from ..rows import Edited
-from ..taps import Attach, Handler, Tap, argument, normalized, output, replace
+from ..taps import Attach, Handle, Handler, Tap, argument, normalized, output, replace
 
 
 def find_taps(model: nn.Module, shape: ModelShape, eps: float) -> dict[str, Tap]:
@@ -48,7 +47,7 @@ def _stream_in(module: nn.Module, first: int) -> Attach:
     A layer's very first residual is None: the delta is the whole stream then.
     """
 
-    def attach(handler: Handler) -> RemovableHandle:
+    def attach(handler: Handler) -> Handle:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
             delta, residual = args[first], args[first + 1]
             edited = handler(delta if residual is None else delta + residual)
@@ -65,7 +64,7 @@ def _stream_in(module: nn.Module, first: int) -> Attach:
 def _stream_out(layer: nn.Module) -> Attach:
     """The residual stream after a layer that returns (delta, residual)."""
 
-    def attach(handler: Handler) -> RemovableHandle:
+    def attach(handler: Handler) -> Handle:
         def hook(_: nn.Module, __: Any, out: tuple[torch.Tensor, torch.Tensor]) -> Any:
             edited = handler(out[0] + out[1])
             return None if edited is None else _split(*out, edited)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,9 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         """Load as vLLM does, then find the taps and wrap the forward pass. The model itself is not touched."""
         super().load_model(*args, **kwargs)
         config = self.vllm_config.model_config.hf_text_config
-        self._shape = ModelShape(**self.vllm_config.additional_config["explorer"]["shape"])
+        attention = self.model_runner.model.model.layers[0].self_attn.attn
+        shape = ModelShape(**self.vllm_config.additional_config["explorer"]["shape"])
+        self._shape = replace(shape, d_head=attention.head_size)  # some of vLLM's models ignore the configuration's
         self._taps = find_taps(self.model_runner.model, self._shape, config.rms_norm_eps)
         self._rows = Rows({name: tap.shape for name, tap in self._taps.items()})
         self._blocks = Blocks(self.model_runner)

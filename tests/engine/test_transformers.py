@@ -1,0 +1,119 @@
+"""The transformers engine: generation, sources, batches, manners. Its parity and edits are tested with vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import explorer
+from explorer import BootError, Cancelled
+from explorer.engine import transformers as subject
+
+from .compare import relative
+
+IDS = [1, 17, 45, 80, 31, 9, 120, 64, 33, 52]
+
+
+@pytest.fixture(scope="module")
+def session(booted: Callable[..., explorer.Session]) -> explorer.Session:
+    return booted("llama", engine="transformers")
+
+
+def hooks(session: explorer.Session) -> int:
+    """Hooks attached to the model, those on rotated queries and keys included."""
+    lm = session._engine._lm  # type: ignore[union-attr]
+    attached = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in lm.modules())
+    return attached + sum(len(subject._handlers.get(m, {})) for m in lm.modules())
+
+
+def test_generation_as_vllm(session: explorer.Session, llama: explorer.Session) -> None:
+    steer = explorer.Edit("blocks.0.hook_out", "scale", factor=1.7, phase="both")
+    late = explorer.Edit("blocks.1.attn.hook_rot_k", "suppress", head=1, phase="decode")
+    for edits in (None, steer, late):
+        ours, theirs = (s.generate([IDS, IDS[:3]], edits, max_new_tokens=9, capture="all") for s in (session, llama))
+        for got, want in zip(ours, theirs, strict=True):
+            assert got.ids == want.ids and got.rows == want.rows
+            assert relative(got.logits, want.logits) <= 1e-4
+            for name in got.captured:
+                if session.hooks[name].component != "scores":
+                    assert relative(got[name], want[name]) <= 1e-4, name
+
+
+def test_sources_as_vllm(session: explorer.Session, llama: explorer.Session) -> None:
+    recipe = {"ids": IDS[::-1], "edits": {"blocks.0.hook_in": {"op": "patch", "source": [7] * 10, "pos": [2, 5]}}}
+    spec = {"blocks.1.hook_in": {"op": "patch", "source": recipe, "pos": "3:6", "source_pos": [0, 9, 4]}}
+    assert relative(session.run(IDS, spec).logits, llama.run(IDS, spec).logits) <= 1e-4
+    run = session.run(IDS[::-1], capture="blocks.0.hook_out")
+    for source in (run, session.run(IDS[::-1])):
+        patched = session.run(
+            IDS, explorer.Edit("blocks.0.hook_out", "patch", source=source), capture="blocks.0.hook_out"
+        )
+        assert relative(patched["blocks.0.hook_out"], run["blocks.0.hook_out"]) <= 1e-5
+    assert not session._engine._rows.held  # type: ignore[union-attr]
+
+
+def test_a_batch_of_many_lengths_is_each_alone(session: explorer.Session) -> None:
+    prompts = [IDS[:n] * 3 for n in (4, 1, 9, 2, 7)]
+    for prompt, run in zip(prompts, session.run(prompts, capture="blocks.*.hook_out"), strict=True):
+        alone = session.run(prompt, capture="blocks.*.hook_out")
+        assert run.ids == tuple(prompt)
+        assert relative(run["blocks.1.hook_out"], alone["blocks.1.hook_out"]) <= 1e-5
+
+
+def test_batches_by_tokens() -> None:
+    states = [subject._Running(None, [0] * n, [], None) for n in (3, 5, 2, 9, 1)]  # type: ignore[arg-type]
+    assert [[len(s.ids) for s in b] for b in subject._batches(states, 10)] == [[3, 5], [2], [9], [1]]
+    assert [[len(s.ids) for s in b] for b in subject._batches(states, 1)] == [[3], [5], [2], [9], [1]]
+
+
+def test_seeds_and_stops(session: explorer.Session) -> None:
+    first, again, other = (
+        session.generate(IDS, max_new_tokens=12, temperature=2.0, seed=seed).generated for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    free = session.generate(IDS, max_new_tokens=12, temperature=2.0).generated
+    assert free != session.generate(IDS, max_new_tokens=12, temperature=2.0).generated
+    greedy = session.generate(IDS, max_new_tokens=12)
+    word = greedy.text.split()[3]
+    stopped = session.generate(IDS, max_new_tokens=12, stop=word)
+    assert word in stopped.text and greedy.generated[: len(stopped.generated)] == stopped.generated
+    assert len(stopped.generated) < 12
+
+
+def test_the_end_of_text_ends_it(tiny_folder: Callable[[str], Path], booted: Callable[..., explorer.Session]) -> None:
+    with explorer.boot(tiny_folder("llama"), engine="transformers") as own:
+        second = own.generate(IDS, max_new_tokens=2).generated[1]
+        own._engine._stop_ids = {second}  # type: ignore[union-attr]
+        assert own.generate(IDS, max_new_tokens=9).generated[-1] == second
+
+
+def test_idle_and_after_an_error_nothing_is_attached(session: explorer.Session) -> None:
+    clean = session.run(IDS).logits
+    assert hooks(session) == 0
+    job = session.jobs.submit(lambda job: (job.cancel(), session.run(IDS, capture="all")))
+    with pytest.raises(Cancelled):
+        job.result()
+    assert hooks(session) == 0 and not session._engine._rows.held  # type: ignore[union-attr]
+    assert torch.equal(session.run(IDS).logits, clean)
+
+
+def test_keywords_that_are_vllms(tiny_folder: Callable[[str], Path]) -> None:
+    for options in ({"max_num_seqs": 4}, {"tensor_parallel_size": 2}):
+        with pytest.raises(BootError, match=r"the transformers engine does not take .*; it is for engine='vllm'"):
+            explorer.boot(tiny_folder("llama"), engine="transformers", **options)
+
+
+def test_quiet_and_in_the_dtype_asked_for(
+    tiny_folder: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with explorer.boot(tiny_folder("llama"), engine="transformers", dtype="bfloat16", max_model_len=64) as own:
+        run = own.run(IDS, capture=["blocks.0.hook_out", "blocks.0.attn.hook_pattern"])
+        assert run["blocks.0.hook_out"].dtype == run.pattern(0).dtype == torch.bfloat16
+        assert run.logits.dtype == torch.float32
+        with pytest.raises(ValueError, match="64 in all"):
+            own.run([5] * 64)
+    out, err = capfd.readouterr()
+    assert err == "" and out.count("\n") == 1
