@@ -141,6 +141,16 @@ def test_the_head_on_rows_kept(worker):
     assert logits.dtype == torch.float32
 
 
+def test_logits_outside_a_step_are_nobodys(worker):
+    """On a GPU vLLM measures its memory with a dummy pass: more logits than there are requests."""
+    worker.model_runner.model.compute_logits(torch.randn(5, 8))
+    worker.explorer_open([{"key": "a", "capture": [], "edits": []}], {})
+    hidden = step(worker, a=[3, 1])
+    worker.model_runner.model.compute_logits(torch.randn(5, 8))
+    (answer,) = worker.explorer_read(["a"])
+    assert torch.equal(unpack(answer["last_logits"]), hidden[1] @ worker.model_runner.model.head)
+
+
 def test_a_step_that_fails_leaves_no_hook(worker):
     worker.explorer_open([{"key": "a", "capture": ["blocks.0.hook_out"], "edits": []}], {})
     worker.steps = [("a", [3, 99])]  # an id past the vocabulary

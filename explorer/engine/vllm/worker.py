@@ -90,7 +90,10 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         return hidden
 
     def _keep_logits(self, logits: torch.Tensor) -> None:
-        for span, row in zip(self._spans, logits, strict=True):
+        spans, self._spans = self._spans, []
+        if not spans:  # vLLM tries its sampler out at boot, without a step
+            return
+        for span, row in zip(spans, logits, strict=True):
             if span is not None:
                 span.held.last_logits = row.clone()
 
