@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import Cancelled, SessionClosed
@@ -68,13 +68,13 @@ class Job:
     def add_done_callback(self, callback: Callable[[Job], None]) -> None:
         """Call `callback(job)` when it has ended, in whichever thread ends it; at once if it already has.
 
-        What a callback raises is logged: the worker thread goes on.
+        What a callback raises is logged: the thread goes on.
         """
         with self._lock:
             if not self.done:
                 self._callbacks.append(callback)
                 return
-        callback(self)
+        self._tell([callback])
 
     def _run(self) -> None:
         try:
@@ -89,6 +89,9 @@ class Job:
         with self._lock:
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
+        self._tell(callbacks)
+
+    def _tell(self, callbacks: Sequence[Callable[[Job], None]]) -> None:
         for callback in callbacks:
             try:
                 callback(self)
@@ -185,4 +188,5 @@ class Jobs:
                     self._changed.wait()
                 self._running = self._queue.popleft()
             self._running._run()
-            self._running = None
+            with self._changed:  # whoever looks at it looks twice
+                self._running = None

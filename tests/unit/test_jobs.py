@@ -187,6 +187,23 @@ def test_a_callback_that_fails_is_logged_and_the_thread_goes_on(jobs, caplog):
         assert jobs.call(lambda job: "still here") == "still here"
     assert ended == [job]
     assert "ZeroDivisionError" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.ERROR, "explorer.jobs"):
+        job.add_done_callback(lambda j: 1 / 0)  # it has ended: called at once, in this thread
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_job_that_ends_while_another_is_queued_stays_in_sight(jobs):
+    """Queueing looks twice at the running job: it must not vanish in between."""
+    gate = Gate()
+    job = jobs.submit(gate)
+    assert gate.begun.wait(WAIT)
+    with jobs._changed:  # as `submit` holds it
+        gate.open.set()
+        assert job.wait(WAIT)
+        time.sleep(0.05)
+        assert jobs._running is job
+    jobs.call(lambda job: None)
 
 
 # --- call -------------------------------------------------------------------------------------------------------------
