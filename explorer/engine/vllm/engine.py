@@ -67,12 +67,13 @@ class VllmEngine:
                         del running[request.key]
                         progress(len(requests) - len(running), len(requests))
             answers = self._rpc("explorer_read", keys)
+            results = [self._result(r, generated[r.key], a) for r, a in zip(requests, answers, strict=True)]
         except BaseException:
             internals.abort(self._llm, list(running))
             self.release(keys)
             raise
         self.release([request.key for request in requests if not request.hold])
-        return [self._result(r, generated[r.key], a) for r, a in zip(requests, answers, strict=True)]
+        return results
 
     def logits(self, head_rows: torch.Tensor) -> torch.Tensor:
         """See `Engine.logits`."""
@@ -85,9 +86,11 @@ class VllmEngine:
     def close(self) -> None:
         """See `Engine.close`."""
         if self._llm is not None:
-            internals.free(self._llm)
-            internals.lifetime.left()
-            self._llm = None
+            llm, self._llm = self._llm, None
+            try:
+                internals.free(llm)
+            finally:
+                internals.lifetime.left()
 
     def _rpc(self, method: str, *args: Any) -> Any:
         return internals.rpc(self._llm, method, *args)
