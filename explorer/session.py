@@ -315,6 +315,8 @@ def _sampling(max_new_tokens: Any, temperature: Any, seed: Any, stop: Any) -> di
         raise ValueError(f"temperature must be a number of at least 0, not {temperature!r}")
     if seed is not None and not _is_number(seed, Integral):
         raise ValueError(f"seed must be a whole number, not {seed!r}")
+    if seed is not None and not 0 <= seed < 2**63:  # vLLM takes -1 for no seed at all
+        raise ValueError(f"seed must be between 0 and 2**63 - 1, not {seed!r}")
     stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) and s for s in stops):
         raise ValueError(f"stop takes a string that is not empty, or a list of them, not {stop!r}")

@@ -265,6 +265,8 @@ def test_steering_what_is_generated(session):
         ({"temperature": "hot"}, "temperature must be"),
         ({"seed": 1.0}, "seed must be a whole number, not 1.0"),
         ({"seed": True}, "seed must be"),
+        ({"seed": -1}, "seed must be between 0 and .*, not -1"),
+        ({"seed": 2**63}, "seed must be between"),
         ({"stop": ""}, "stop takes a string that is not empty, or a list of them, not ''"),
         ({"stop": ["a", ""]}, "stop takes"),
         ({"stop": 5}, "stop takes a string that is not empty, or a list of them, not 5"),
