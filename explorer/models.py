@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -298,6 +298,12 @@ def resolve(model: str | os.PathLike[str], progress: Progress | None = None) -> 
     if not isinstance(model, str) or os.sep in text or "/" in text or text.startswith("~"):
         raise ModelNotFound(f"there is no folder {text!r}{_did_you_mean(path.name)}: {_choices()}")
     raise ModelNotFound(f"no model is called {text!r}{_did_you_mean(text)}: {_choices()}")
+
+
+def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers has to know to load from the hub, out of vLLM's keywords; only what was given."""
+    names = {"revision": "revision", "hf_token": "token", "trust_remote_code": "trust_remote_code"}
+    return {theirs: options[name] for name, theirs in names.items() if options.get(name) is not None}
 
 
 def _choices() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -20,7 +21,7 @@ from .engine.protocol import Engine, Result
 from .errors import BootError, SessionClosed
 from .hooks import Catalogue
 from .jobs import Job, Jobs
-from .models import resolve
+from .models import hub_options, resolve
 from .plan import Plan
 from .runs import Comparison, Origin, Run
 from .specs import parse, parse_batch
@@ -30,6 +31,9 @@ Prompt = str | Sequence[int]
 
 # TransformerLens's boot_vllm has to be told at boot what will be used later; nothing has to be told here.
 ALWAYS_ON = ("enable_batching", "enable_position_interventions")
+
+# A boot changes the environment and where warnings go, and puts them back: two at a time would put back each other's.
+_one_boot = threading.Lock()
 
 
 def boot(
@@ -79,22 +83,28 @@ def boot(
         "tensor_parallel_size": tensor_parallel_size,
         "pipeline_parallel_size": pipeline_parallel_size,
     }
-    with _environment_kept(), _BootLine(str(model)) as line:
+    hub = hub_options(vllm_kwargs)
+    with _one_boot, _environment_kept(), _BootLine(str(model)) as line:
         if engine == "auto":
             engine = "vllm" if find_spec("vllm") else "transformers"
             if engine == "transformers":
                 line.say("vLLM is not installed: the transformers engine runs the model, slower and just as exact")
         path = str(resolve(model, lambda fraction, message: line(message)))
-        given = tokenizer if tokenizer is not None else path
-        words = load_tokenizer(given) if isinstance(given, (str, Path)) else given
+        words = _words(path if tokenizer is None else tokenizer, tokenizer is None, vllm_kwargs)
         token_table(words, [0])  # reads the tokenizer's definition, which is slow the first time
         jobs = Jobs(f"explorer-{Path(path).name}")
+        built: list[Engine] = []
+
+        def undo(job: Job) -> None:
+            for one in built:  # an interrupt is raised after a build that could not hear it
+                one.close()
+
         try:
-            built = jobs.call(lambda job: _build(engine, path, options, _stop_ids(words, path), line))
+            jobs.call(lambda job: built.append(_build(engine, path, options, _stop_ids(words, path, hub), line)))
+            session = Session(str(model), path, built[0], words, jobs)
         except BaseException:
-            jobs.close(lambda job: None)
+            jobs.close(undo)
             raise
-        session = Session(str(model), path, built, words, jobs)
         line.ready(session)
     return session
 
@@ -338,12 +348,20 @@ def _stopper(stop: Sequence[str], tokenizer: Any) -> Callable[[Sequence[int]], b
     return lambda generated: any(s in tokenizer.decode(generated, skip_special_tokens=True) for s in stop)
 
 
-def _stop_ids(tokenizer: Any, path: str) -> list[int]:
+def _words(tokenizer: Any, own: bool, options: dict[str, Any]) -> Any:
+    """A tokenizer from its folder or hub id; one that is loaded already as it is. `own`: it comes with the model."""
+    if not isinstance(tokenizer, (str, Path)):
+        return tokenizer
+    revision = options.get("tokenizer_revision") or (options.get("revision") if own else None)
+    return load_tokenizer(tokenizer, **hub_options(options | {"revision": revision}))
+
+
+def _stop_ids(tokenizer: Any, path: str, hub: dict[str, Any]) -> list[int]:
     """The ids that end a generation: the tokenizer's end of sequence, and those of the model's generation config."""
     from transformers import GenerationConfig
 
     try:
-        eos = GenerationConfig.from_pretrained(path).eos_token_id
+        eos = GenerationConfig.from_pretrained(path, **hub).eos_token_id
     except OSError:  # a model without one
         eos = None
     ids = [tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])]

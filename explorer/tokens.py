@@ -31,8 +31,8 @@ class Token:
     bos: bool  # the beginning-of-sequence token at position 0
 
 
-def load_tokenizer(path_or_id: str | os.PathLike[str]) -> Tokenizer:
-    """The transformers tokenizer of a folder (never asking the network) or a hub id.
+def load_tokenizer(path_or_id: str | os.PathLike[str], **hub: Any) -> Tokenizer:
+    """The transformers tokenizer of a folder (never asking the network) or a hub id. `hub`: see `models.hub_options`.
 
     Raises ModelNotFound, one line, when there is none.
     """
@@ -40,7 +40,7 @@ def load_tokenizer(path_or_id: str | os.PathLike[str]) -> Tokenizer:
 
     name = os.fspath(path_or_id)
     try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir())
+        return AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir(), **hub)
     except (OSError, ValueError, KeyError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelNotFound(

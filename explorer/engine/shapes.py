@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BootError
 from ..hooks import ModelShape
+from ..models import hub_options
 
 # Architectures whose layers are Llama-shaped: two norms, attention and MLP each read from the stream and added to it.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM")
 
+SIZES = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens", "max_model_len", "max_num_seqs"),
+    *("kv_cache_memory_bytes", "block_size"),
+)
+BATCH_TOKENS = 2048  # tokens in one forward pass where nothing else was asked for
 LEAST_LENGTH = 3  # a token of prompt and two generated ones: what boot tries first
+
+
+def read_config(path: str, options: Mapping[str, Any]) -> Any:
+    """The configuration of a folder or hub id, as the engine will see it: with `hf_overrides` applied."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, **hub_options(options))
+    overrides = options.get("hf_overrides") or {}
+    if callable(overrides):
+        return overrides(config)
+    config.update(overrides)
+    return config
 
 
 def model_shape(config: Any) -> ModelShape:
@@ -31,6 +50,19 @@ def model_shape(config: Any) -> ModelShape:
         d_mlp=config.intermediate_size,
         d_vocab=config.vocab_size,
     )
+
+
+def check_sizes(options: Mapping[str, Any]) -> None:
+    """`BootError` for a size that is none. None is whatever the engine chooses."""
+    for name in SIZES:
+        value = options.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise BootError(f"boot: {name} must be a whole number of at least 1, not {value!r}")
+    fraction = options.get("gpu_memory_utilization")
+    if fraction is not None and (
+        isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1
+    ):
+        raise BootError(f"boot: gpu_memory_utilization must be between 0 and 1, not {fraction!r}")
 
 
 def model_length(asked: int | None, config: Any, extended: bool = False) -> int:

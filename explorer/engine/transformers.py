@@ -15,9 +15,10 @@ from torch import nn
 
 from ..errors import BootError, Cancelled
 from ..hooks import ModelShape
+from ..models import hub_options
 from .protocol import Attention, Model, Request, Result
 from .rows import Rows, Span, check, join
-from .shapes import model_dtype, model_length, model_shape
+from .shapes import BATCH_TOKENS, check_sizes, model_dtype, model_length, model_shape, read_config
 from .taps import Attach, Handle, Handler, Tap, argument, flat, normalized, output, replace
 
 INSTALL = "pip install 'activation-explorer[transformers]'"
@@ -56,7 +57,7 @@ class TransformersEngine:
         progress("importing transformers")
         try:
             import transformers
-            from transformers import AutoConfig, AutoModelForCausalLM
+            from transformers import AutoModelForCausalLM
         except ImportError as error:
             raise ImportError(f"the transformers engine needs transformers ({error}): {INSTALL}") from error
         for name, value in options.items():
@@ -64,12 +65,8 @@ class TransformersEngine:
                 raise BootError(
                     f"boot: the transformers engine does not take {name}={value!r}; it is for engine='vllm'"
                 )
-        hub = {
-            "trust_remote_code": bool(options.get("trust_remote_code", False)),
-            "revision": options.get("revision"),
-            "token": options.get("hf_token"),
-        }
-        config = AutoConfig.from_pretrained(path, **hub)
+        check_sizes(options)
+        config = read_config(path, options)
         shape = model_shape(config)
         dtype = model_dtype(options.get("dtype"), config)
         length = model_length(options.get("max_model_len"), config)
@@ -78,12 +75,12 @@ class TransformersEngine:
         _register()
         with _no_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, dtype), attn_implementation=ATTENTION, **hub
+                path, dtype=getattr(torch, dtype), attn_implementation=ATTENTION, **hub_options(options)
             )
         self._lm: Any = loaded.to(device).eval()
         self._device = device
         self._stop_ids = set(stop_ids)
-        self._batch_tokens = int(options.get("max_num_batched_tokens", 2048))
+        self._batch_tokens = int(options.get("max_num_batched_tokens", BATCH_TOKENS))
         self._taps = find_taps(self._lm.model, shape)
         self._rows = Rows({name: tap.shape for name, tap in self._taps.items()})
         self.model = Model(

@@ -193,6 +193,12 @@ def test_the_cache_holds_the_longest_prompt_and_a_full_batch(smol: explorer.Sess
     assert 2048 + 2048 <= tokens <= 1.3 * (2048 + 2048)
 
 
+def test_overrides_of_the_configuration_reach_the_catalogue(tiny_folder: Callable[[str], Path]) -> None:
+    with explorer.boot(tiny_folder("llama"), hf_overrides={"num_hidden_layers": 1}, load_format="dummy") as session:
+        assert session.info["layers"] == 1
+        assert len(session.run([1, 2], capture="all").captured) == len(session.hooks)
+
+
 def test_info_and_repr(llama: explorer.Session, smol: explorer.Session, tiny_folder: Callable[[str], Path]) -> None:
     assert (
         llama.info | {"layers": 2, "heads": 4, "kv_heads": 2, "d_model": 96, "d_head": 32, "d_vocab": 160} == llama.info

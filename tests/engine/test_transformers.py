@@ -106,6 +106,12 @@ def test_keywords_that_are_vllms(tiny_folder: Callable[[str], Path]) -> None:
             explorer.boot(tiny_folder("llama"), engine="transformers", **options)
 
 
+def test_sizes_that_are_none(tiny_folder: Callable[[str], Path]) -> None:
+    for name, value in (("max_num_batched_tokens", 0), ("max_model_len", "long"), ("max_model_len", 64.0)):
+        with pytest.raises(BootError, match=f"{name} must be a whole number of at least 1, not {value!r}"):
+            explorer.boot(tiny_folder("llama"), engine="transformers", **{name: value})
+
+
 def test_quiet_and_in_the_dtype_asked_for(
     tiny_folder: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:

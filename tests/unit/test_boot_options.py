@@ -182,6 +182,18 @@ def test_memory_on_a_cpu_is_what_the_longest_prompt_and_a_batch_need(tmp_path, m
     assert chosen(tmp_path, kv_cache_memory_bytes=large)["kv_cache_memory_bytes"] == large
 
 
+def test_a_batch_of_none_is_the_usual_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(internals, "on_cpu", lambda: True)
+    usual, none = (chosen(tmp_path, max_num_batched_tokens=n) for n in (2048, None))
+    assert none == usual
+
+
+def test_what_this_torch_lacks_is_not_put_back(monkeypatch):
+    monkeypatch.setattr(internals, "_PATCHED", ((torch, "set_num_threads"), (torch, "not_in_this_version")))
+    with internals.Lifetime().booting():
+        pass
+
+
 def test_on_a_gpu_vllm_takes_its_share(tmp_path, monkeypatch):
     monkeypatch.setattr(internals, "on_cpu", lambda: False)
     options = chosen(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -418,6 +419,67 @@ def test_a_boot_that_fails_leaves_no_thread(monkeypatch, tmp_path):
         if thread.name == f"explorer-{tmp_path.name}":
             thread.join(5)
     assert threading.active_count() == before
+
+
+def test_an_interrupted_boot_frees_what_was_built(monkeypatch, tmp_path):
+    engine, call = fake.FakeEngine(), subject.Jobs.call
+    closed = []
+
+    def interrupted(self, fn):
+        call(self, fn)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "close", lambda: closed.append(threading.current_thread().name))
+    monkeypatch.setattr(subject.Jobs, "call", interrupted)
+    monkeypatch.setattr(subject, "_build", lambda *_: engine)
+    monkeypatch.setattr(subject, "resolve", lambda model, progress: tmp_path)
+    monkeypatch.setattr(subject, "load_tokenizer", lambda path: fake.words())
+    with pytest.raises(KeyboardInterrupt):
+        explorer.boot(tmp_path)
+    assert closed == [f"explorer-{tmp_path.name}"]
+
+
+def test_boots_take_turns(monkeypatch, tmp_path):
+    """Each puts back the environment that it found: overlapping, the last one would put back the first one's."""
+    booting, most, lock = [], [], threading.Lock()
+
+    def build(*_):
+        with lock:
+            booting.append(threading.current_thread())
+            most.append(len(booting))
+        time.sleep(0.05)
+        booting.pop()
+        return fake.FakeEngine()
+
+    monkeypatch.setattr(subject, "_build", build)
+    monkeypatch.setattr(subject, "resolve", lambda model, progress: tmp_path)
+    monkeypatch.setattr(subject, "load_tokenizer", lambda path: fake.words())
+    threads = [threading.Thread(target=lambda: explorer.boot(tmp_path).close()) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert most == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({}, {}),
+        ({"revision": "v2", "hf_token": "t"}, {"revision": "v2", "token": "t"}),
+        ({"revision": "v2", "tokenizer": "other/words"}, {}),
+        ({"revision": "v2", "tokenizer": "other/words", "tokenizer_revision": "v3"}, {"revision": "v3"}),
+        ({"trust_remote_code": True}, {"trust_remote_code": True}),
+    ],
+)
+def test_the_tokenizer_comes_from_the_revision_and_with_the_token_asked_for(monkeypatch, fields, asked):
+    seen = {}
+    monkeypatch.setattr(subject, "load_tokenizer", lambda path, **hub: (seen.update({path: hub}), fake.words())[1])
+    monkeypatch.setattr(subject, "_stop_ids", lambda words, path, hub: seen.update(stop=hub) or [])
+    monkeypatch.setattr(subject, "_build", lambda *_: fake.FakeEngine())
+    explorer.boot("some/model", **fields).close()
+    assert seen[fields.get("tokenizer", "some/model")] == asked
+    assert seen["stop"].get("revision") == fields.get("revision")
 
 
 def test_without_vllm_the_transformers_engine_and_a_line_that_says_so(monkeypatch, capsys, tmp_path):

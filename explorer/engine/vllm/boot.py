@@ -16,7 +16,7 @@ import torch
 from ...errors import BootError
 from ...hooks import ModelShape
 from ..protocol import Attention, Model
-from ..shapes import model_dtype, model_length, model_shape
+from ..shapes import BATCH_TOKENS, check_sizes, model_dtype, model_length, model_shape, read_config
 from . import internals
 
 WORKER = "explorer.engine.vllm.worker.ExplorerWorker"
@@ -51,16 +51,12 @@ def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
     progress("importing vLLM")
     try:
         import vllm
-        from transformers import AutoConfig
         from vllm.engine.arg_utils import EngineArgs
     except ImportError as error:
         raise ImportError(f"the vllm engine needs vLLM ({error}): {INSTALL}") from error
     check_options(options, {f.name for f in dataclasses.fields(EngineArgs)})
     progress("reading the configuration")
-    trust = bool(options.get("trust_remote_code", False))
-    config = AutoConfig.from_pretrained(
-        path, trust_remote_code=trust, revision=options.get("revision"), token=options.get("hf_token")
-    )
+    config = read_config(path, options)
     options = choose(options, path, config, model_shape(config))
     progress("loading weights")
     try:
@@ -100,23 +96,7 @@ def check_options(options: dict[str, Any], known: set[str]) -> None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else "; see vllm.LLM for the keywords it takes"
             raise BootError(f"boot: unknown keyword {name!r}{hint}")
-    for name in (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "max_num_batched_tokens",
-        "max_model_len",
-        "max_num_seqs",
-        "kv_cache_memory_bytes",
-        "block_size",
-    ):
-        value = options.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise BootError(f"boot: {name} must be a whole number of at least 1, not {value!r}")
-    fraction = options.get("gpu_memory_utilization")
-    if fraction is not None and (
-        isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1
-    ):
-        raise BootError(f"boot: gpu_memory_utilization must be between 0 and 1, not {fraction!r}")
+    check_sizes(options)
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if options.get(name, 1) != 1:
             raise BootError(f"boot: {name}={options[name]} is not served yet; use 1")
@@ -142,7 +122,7 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
         block = options.get("block_size", CPU_BLOCK)
         block_bytes = block * shape.layers * 2 * shape.kv_heads * shape.d_head * size
         least = (math.ceil(length / block) + 1) * block_bytes
-        need = least + math.ceil(options["max_num_batched_tokens"] / block) * block_bytes
+        need = least + math.ceil(options.setdefault("max_num_batched_tokens", BATCH_TOKENS) / block) * block_bytes
         if options.setdefault("kv_cache_memory_bytes", need + need // 8) < least:
             raise BootError(
                 f"boot: kv_cache_memory_bytes={options['kv_cache_memory_bytes']} is too small: "

@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -176,6 +177,7 @@ class Lifetime:
     """vLLM's state that belongs to the process: shared by all engines, put back after the last one."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # one session may close while another boots
         self._engines = 0
         self._owns_groups = False
         self._originals: dict[tuple[Any, str], Any] = {}
@@ -189,9 +191,12 @@ class Lifetime:
         vLLM's log goes to the logger `vllm`, which writes nowhere unless the user gives it a handler. Native warnings
         go to file descriptor 2; they are read back and logged. A boot that fails leaves nothing behind.
         """
-        if self._engines == 0:
-            self._originals = {(owner, name): getattr(owner, name) for owner, name in _PATCHED}
-            self._owns_groups = not torch.distributed.is_initialized()
+        with self._lock:
+            if self._engines == 0:
+                there = [(owner, name) for owner, name in _PATCHED if hasattr(owner, name)]  # not in every torch
+                self._originals = {(owner, name): getattr(owner, name) for owner, name in there}
+                self._owns_groups = not torch.distributed.is_initialized()
+            self._engines += 1
         seeds = (random.getstate(), np.random.get_state(), torch.get_rng_state())
         hook = sys.excepthook  # torch's process groups replace it, for good
         os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
@@ -199,7 +204,6 @@ class Lifetime:
             logging.getLogger("vllm").addHandler(logging.NullHandler())
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process: no copies, no second interpreter to start
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the V1 runner is the one that is wrapped
-        self._engines += 1
         try:
             with warnings.catch_warnings(), _stderr_to_log():
                 warnings.simplefilter("ignore")
@@ -215,15 +219,16 @@ class Lifetime:
 
     def left(self) -> None:
         """An engine was freed."""
-        self._engines -= 1
-        if self._engines:
-            return
-        groups = sys.modules.get("vllm.distributed.parallel_state")  # not there when vLLM could not be imported
-        if self._owns_groups and groups is not None:
-            groups.destroy_model_parallel()
-            groups.destroy_distributed_environment()
-        for (owner, name), function in self._originals.items():
-            setattr(owner, name, function)
+        with self._lock:
+            self._engines -= 1
+            if self._engines:
+                return
+            groups = sys.modules.get("vllm.distributed.parallel_state")  # not there when vLLM could not be imported
+            if self._owns_groups and groups is not None:
+                groups.destroy_model_parallel()
+                groups.destroy_distributed_environment()
+            for (owner, name), function in self._originals.items():
+                setattr(owner, name, function)
 
 
 lifetime = Lifetime()
