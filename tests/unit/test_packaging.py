@@ -388,6 +388,20 @@ def test_the_makefile_has_the_promised_targets() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+def test_the_readme_installs_extras_that_exist_in_a_form_that_pip_takes() -> None:
+    import re
+
+    from packaging.requirements import Requirement
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wanted = re.findall(r'pip install "([^"]+)" "([^"]+)"', (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert wanted
+    for project, torch in wanted:
+        named = re.fullmatch(r"\.\[([a-z,-]+)\]", project)
+        assert named and set(named[1].split(",")) <= set(extras)
+        assert str(Requirement(torch)) == setup.TORCH_CPU
+
+
 def test_the_readme_names_only_commands_that_exist() -> None:
     import re
 
