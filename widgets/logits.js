@@ -20,10 +20,11 @@ export function mount(el, store) {
 
   inputs.forEach((input, side) => {
     const commit = () => {
-      const shown = store.result.difference?.tokens[side];
-      const text = typed(input.value);
       const now = store.state.compare;
-      if (text === (now[side] ?? shown)) return;
+      const shown = now[side] ?? store.result.difference?.tokens[side] ?? "";
+      const text = typed(input.value);
+      // Not every token can be typed as it is shown: what nobody changed stays.
+      if (input.value === visible(shown) || text === shown) return;
       store.set({ compare: now.map((old, i) => (i === side ? text || null : old)) });
     };
     input.addEventListener("keydown", (event) => event.key === "Enter" && commit());

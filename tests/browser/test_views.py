@@ -92,6 +92,20 @@ def answer(page: Page, rows: list[list[float | str]]) -> None:
     )
 
 
+@pytest.mark.parametrize("token", [" a", "\u00a0", "\u200b", "\u27e8E4 BD\u27e9"])
+def test_looking_at_a_token_of_the_difference_does_not_choose_it(page: Page, about: dict[str, Any], token: str) -> None:
+    given = traits(about, ["The", " city"])
+    given["result"]["difference"]["tokens"] = [token, " b"]
+    mount(page, given)
+    field = page.get_by_label("logit of this token")
+    field.focus()
+    field.blur()
+    assert page.evaluate("model.get('state').compare") == [None, None]
+    field.fill("\u2423Paris")
+    field.press("Enter")
+    assert page.evaluate("model.get('state').compare") == [" Paris", None]
+
+
 def test_tokens_are_text_in_every_view(page: Page, about: dict[str, Any]) -> None:
     evil = [
         "<img src=x onerror=window.pwned=1>",
