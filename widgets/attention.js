@@ -25,7 +25,7 @@ export function attentionPlot(store, array) {
   // What lies in the future of a token is masked: apart from a zero.
   for (let q = 0; q < array.rows; q++) for (let k = q + 1; k < array.cols; k++) values[q * array.cols + k] = -Infinity;
   const scores = column.component === "scores";
-  const change = store.state.of === "change";
+  const change = store.result.edited && store.state.of === "change"; // without an edit there is one run
   return {
     values,
     rows: array.rows,

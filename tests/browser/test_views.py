@@ -106,6 +106,14 @@ def test_looking_at_a_token_of_the_difference_does_not_choose_it(page: Page, abo
     assert page.evaluate("model.get('state').compare") == [" Paris", None]
 
 
+def test_attention_without_an_edit_is_no_change(page: Page, about: dict[str, Any]) -> None:
+    given = traits(about, ["The", " city"], tab="attention", of="change")
+    given["result"]["edited"] = False
+    mount(page, given)
+    answer(page, [[1.0, 0.0], [0.25, 0.75]])
+    assert page.locator(".heat .unit").text_content() == "attention weight, layer 6, head 0"
+
+
 def test_tokens_are_text_in_every_view(page: Page, about: dict[str, Any]) -> None:
     evil = [
         "<img src=x onerror=window.pwned=1>",
