@@ -141,6 +141,12 @@ function mountForm(el, store) {
     },
   );
 
+  // A refusal is over once a second prompt or another hook is there.
+  store.watch(
+    (s) => [s.state.source, s.state.hook],
+    () => fail(null),
+  );
+
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (add.disabled) return;

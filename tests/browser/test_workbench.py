@@ -192,4 +192,8 @@ def test_errors_stand_where_the_gesture_was_made(notebook: Lab) -> None:
     first.fill("\u2423Paris")
     first.press("Enter")
     expect(axp(page).locator(".error:visible")).to_have_count(1)  # the source is still missing
+    source = axp(page).get_by_label("Source", exact=True)
+    source.fill(JOHN)
+    source.press("Enter")
+    expect(axp(page).locator(".error:visible")).to_have_count(0)
     assert " Paris" in predictions(page)
