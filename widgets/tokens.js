@@ -105,7 +105,7 @@ function line(grid, store, role, title, hint) {
               tabindex: "-1",
               "data-p": p,
               class: ["tok", kind, others.length && others[p]?.[0] !== id ? "diff" : ""].join(" "),
-              title: `token ${p}, id ${id}${kind ? `, ${kind === "bos" ? "beginning of sequence" : "special token"}` : ""}`,
+              title: `token ${p}, id ${id}${kind ? `, ${kind === "bos" ? "beginning of sequence" : "special token"}` : ""}${others.length && others[p]?.[0] !== id ? `, not the same in the ${other}` : ""}`,
             },
             h("sup", {}, String(p)),
             h("bdi", {}, ...tokenNodes(text)),
@@ -113,10 +113,14 @@ function line(grid, store, role, title, hint) {
         ),
       );
       strip.hidden = !tokens.length;
-      note.textContent =
-        role === "source" && tokens.length && others.length && tokens.length !== others.length
+      const both = role === "source" && tokens.length && others.length;
+      note.textContent = !both
+        ? ""
+        : tokens.length !== others.length
           ? `The source has ${tokens.length} tokens, the prompt ${others.length}: choose the source tokens apart where they do not line up.`
-          : "";
+          : tokens.some(([id], p) => id !== others[p][0])
+            ? "Underlined: where the two prompts differ."
+            : "The two prompts are the same.";
       anchor = Math.min(anchor, Math.max(0, tokens.length - 1));
       move(Math.min(focus, Math.max(0, tokens.length - 1)));
       if (held) strip.children[focus]?.focus();
