@@ -35,7 +35,7 @@ export function attentionPlot(store, array) {
     flag: false,
     diverging: scores || change,
     tokens,
-    unit: `${change ? "change of the " : ""}attention ${scores ? "score" : "weight"}, layer ${layer}, head ${head}`,
+    unit: `${change ? "change of the " : ""}attention ${scores ? "score" : "weight"}, layer ${layer}, head ${head}: rows look at columns`,
     label: `Attention of head ${head} in layer ${layer}`,
     rowLabel: (q) => `${visible(tokens[q]?.[1] ?? "")} ${q}`,
     colLabel: (k) => visible(tokens[k]?.[1] ?? ""),

@@ -29,7 +29,7 @@ export function mount(el, store) {
       about.replaceChildren(...caption(store));
       fail(array?.error);
       wait.hidden = Boolean(array);
-      wait.textContent = result.error ? "Nothing to show until the error is mended." : "\u2026";
+      wait.textContent = !result.error ? "\u2026" : result.error.where === "run" ? "Nothing to show: there was no run." : "Nothing to show until the error is mended.";
       if (array && !array.error) map.show({ ...plot(store, array), key: [tab, of, hook, head, String(store.state.heads), ...Object.values(result.keys)].join() });
       else map.clear();
     },

@@ -111,7 +111,7 @@ def test_attention_without_an_edit_is_no_change(page: Page, about: dict[str, Any
     given["result"]["edited"] = False
     mount(page, given)
     answer(page, [[1.0, 0.0], [0.25, 0.75]])
-    assert page.locator(".heat .unit").text_content() == "attention weight, layer 6, head 0"
+    assert page.locator(".heat .unit").text_content() == "attention weight, layer 6, head 0: rows look at columns"
 
 
 def test_tokens_are_text_in_every_view(page: Page, about: dict[str, Any]) -> None:
