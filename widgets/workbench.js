@@ -44,6 +44,7 @@ function mountHeader(el, store) {
       const engine = String(about.engine ?? "").replace(/^vllm/, "vLLM");
       const parts = [engine, String(about.device ?? "").toUpperCase(), about.dtype, about.mode].filter(Boolean).join(", ");
       meta.textContent = `${parts}: ${about.layers} layers, ${about.heads} heads`;
+      meta.title = meta.textContent; // cut short where the page is narrow
     },
   );
 }
