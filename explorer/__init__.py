@@ -1,5 +1,6 @@
 """Activation Explorer: look inside a language model on vLLM, and change what it thinks."""
 
+from .collect import stack
 from .errors import BootError, Cancelled, EngineError, ExplorerError, ModelNotFound, SessionClosed, SpecError
 from .runs import Comparison, Run
 from .session import Session, boot
@@ -19,4 +20,5 @@ __all__ = [
     "SessionClosed",
     "SpecError",
     "boot",
+    "stack",
 ]

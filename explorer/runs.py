@@ -186,16 +186,22 @@ class Run:
         return to_json(self._edits)
 
     def recipe(self) -> dict[str, Any]:
-        """How to make the fed tokens' activations again: `{"ids": [...], "edits": {...}}`, plain JSON.
+        """How to make the fed tokens' activations again: `{"ids": [...], "edits": {...}}`, plain JSON."""
+        out: dict[str, Any] = {"ids": list(self.fed)}
+        return out | {"edits": to_json(self.fed_edits)} if self.fed_edits else out
 
-        Edits of a run that generated are written with the positions they touched.
-        """
-        edits: Sequence[Edit] = self._edits
-        if self.rows > self.prompt_length:
-            pinned = [pin(e, r, self.rows) for e, r in zip(edits, self._request.edits, strict=True)]
-            edits = [edit for edit in pinned if edit is not None]
-        out: dict[str, Any] = {"ids": list(self.ids[: self.rows])}
-        return out | {"edits": to_json(edits)} if edits else out
+    @property
+    def fed(self) -> tuple[int, ...]:
+        """Ids of the tokens that were fed, one a row."""
+        return self.ids[: self.rows]
+
+    @property
+    def fed_edits(self) -> tuple[Edit, ...]:
+        """The edits as they act on the fed tokens in one pass: after a generation, with the positions they touched."""
+        if self.rows == self.prompt_length:
+            return self._edits
+        pinned = [pin(e, r, self.rows) for e, r in zip(self._edits, self._request.edits, strict=True)]
+        return tuple(edit for edit in pinned if edit is not None)
 
     def made_in(self, catalogue: Catalogue) -> bool:
         """Whether the session with this catalogue ran it."""

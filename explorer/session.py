@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from numbers import Integral, Real
@@ -17,17 +15,20 @@ from typing import Any
 
 import torch
 
-from .engine.protocol import Engine, Result
-from .errors import BootError, SessionClosed
+from .engine.protocol import Engine, Request, Result
+from .errors import BootError, SessionClosed, SpecError
 from .hooks import Catalogue
 from .jobs import Job, Jobs
 from .models import hub_options, resolve
 from .plan import Plan
 from .runs import Comparison, Origin, Run
-from .specs import parse, parse_batch
+from .specs import Edit, describe, parse, parse_batch
+from .status import StatusLine
 from .tokens import Token, encode, load_tokenizer, token_table
 
 Prompt = str | Sequence[int]
+
+GONE = "the session is closed: logits that were not read are gone, and nothing can run; boot a new one"
 
 # TransformerLens's boot_vllm has to be told at boot what will be used later; nothing has to be told here.
 ALWAYS_ON = ("enable_batching", "enable_position_interventions")
@@ -55,7 +56,8 @@ def boot(
     Args:
         model: a bundled name (`smollm2-135m`), a hub id, or a folder.
         engine: `vllm`, `transformers`, or `auto`: vLLM where it is installed, else transformers, and a line says so.
-        mode: `eager`, or None for it.
+        mode: `eager` (None is that too), or `compiled`: vLLM's compiled graphs stay on wherever nothing is captured or
+            edited, and a step that does either runs the same layers uncompiled. The first compiled boot takes longer.
         tokenizer: a folder, a hub id or a transformers tokenizer, when it is not the model's own.
         dtype: None is the checkpoint's own; else `float32`, `bfloat16` or `float16`.
         gpu_memory_utilization: the share of a GPU's memory that vLLM may take. On a CPU the key-value cache is sized
@@ -69,13 +71,14 @@ def boot(
     """
     if engine not in ("auto", "vllm", "transformers"):
         raise BootError(f"boot: engine must be 'vllm', 'transformers' or 'auto', not {engine!r}")
-    if mode not in (None, "eager"):
-        raise BootError(f"boot: mode must be 'eager', not {mode!r}")
+    if mode not in (None, "eager", "compiled"):
+        raise BootError(f"boot: mode must be 'eager' or 'compiled', not {mode!r}")
     for name in ALWAYS_ON:
         if name in vllm_kwargs:
             del vllm_kwargs[name]
             warnings.warn(f"boot: {name} changes nothing here: batches and positions always work", stacklevel=2)
     options = vllm_kwargs | {
+        "mode": mode or "eager",
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "gpu_memory_utilization": gpu_memory_utilization,
         "max_model_len": max_model_len,
@@ -84,12 +87,12 @@ def boot(
         "pipeline_parallel_size": pipeline_parallel_size,
     }
     hub = hub_options(vllm_kwargs)
-    with _one_boot, _environment_kept(), _BootLine(str(model)) as line:
+    with _one_boot, _environment_kept(), StatusLine(str(model)) as line:
         if engine == "auto":
             engine = "vllm" if find_spec("vllm") else "transformers"
             if engine == "transformers":
                 line.say("vLLM is not installed: the transformers engine runs the model, slower and just as exact")
-        path = str(resolve(model, lambda fraction, message: line(message)))
+        path = str(resolve(model, line.bar))
         words = _words(path if tokenizer is None else tokenizer, tokenizer is None, vllm_kwargs)
         token_table(words, [0])  # reads the tokenizer's definition, which is slow the first time
         jobs = Jobs(f"explorer-{Path(path).name}")
@@ -105,7 +108,7 @@ def boot(
         except BaseException:
             jobs.close(undo)
             raise
-        line.ready(session)
+        line.say(f"{session!r}; ready in {line.seconds:.1f} s")
     return session
 
 
@@ -129,9 +132,14 @@ class Session:
         self._engine: Engine | None = engine
         self.model = engine.model
         self.hooks = Catalogue(engine.model.shape, engine.model.missing)
-        self.info = {"model": self.name, **engine.model.info, **vars(engine.model.shape)}
+        self.info = {
+            "model": self.name,
+            **engine.model.info,
+            **vars(engine.model.shape),
+            "max_model_len": engine.model.max_model_len,
+        }
         self._tokenizer = tokenizer
-        self._origin = Origin(engine.model, self.hooks, tokenizer, self._head)
+        self._origin = Origin(engine.model, self.hooks, tokenizer, _weakly(self._head))
         self._finalizer = weakref.finalize(self, jobs.close, lambda job: engine.close())
 
     # asking
@@ -204,6 +212,37 @@ class Session:
             prompt, edits, capture, max_new_tokens, chat=chat, temperature=temperature, seed=seed, stop=stop
         )
 
+    def collect(
+        self,
+        prompts: Iterable[Prompt],
+        hooks: str | Sequence[str],
+        folder: str | Path,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> Path:
+        """Stream the activations of many prompts to safetensors shards, at bounded memory; returns the folder.
+
+        Each shard `shard-00000.safetensors` holds a tensor `(rows, ...)` for each hook, and for each row its `prompt`
+        (counted over all prompts from 0), `position` and `token`. `collection.json` lists the shards. An interrupted
+        collection goes on where it was when it is asked for again with the same prompts.
+
+        Args:
+            prompts: a list, or any iterable: it is read as it is needed.
+            hooks: names, aliases or globs of hooks that have a row a token.
+            progress: called with the prompts done and their number (None for an iterable); None shows a line.
+
+        Raises `SpecError` for hooks, ValueError for a prompt, or for a folder that holds another collection.
+        """
+        from .collect import collect
+
+        if progress is not None:
+            return collect(self, prompts, hooks, folder, progress)
+        with StatusLine("collect") as line:
+            return collect(self, prompts, hooks, folder, line.count)
+
+    def encode(self, prompt: Prompt, chat: bool = False) -> tuple[int, ...]:
+        """The token ids of a prompt, checked. ValueError for one that the session cannot run."""
+        return self._encode(prompt, chat, 1)
+
     def explore(self, prompt: str = "The Eiffel Tower is in the city of") -> Any:
         """The workbench on this session, as a widget: show it as the last line of a cell."""
         try:
@@ -260,6 +299,8 @@ class Session:
                     error.args = (f"prompt {i % numbered + 1}: {error}", *error.args[1:])
                 raise
         results = self._call(lambda engine, job: _execute(engine, plan, job))
+        for i, (request, result) in enumerate(zip(plan.requests, results, strict=True)):
+            _all_matched(specs[i], request, result, f"prompt {i % numbered + 1}: " if numbered > 1 else "")
         runs = [
             Run(self._origin, request, result, spec, captured)
             for request, result, spec in zip(plan.requests, results, specs, strict=True)
@@ -272,7 +313,7 @@ class Session:
     def _encode(self, prompt: Prompt, chat: bool = False, room: int = 0) -> tuple[int, ...]:
         """Checked token ids; ValueError when they and `room` generated tokens are more than the session takes."""
         ids = tuple(encode(self._tokenizer, prompt, chat, vocab_size=self.model.shape.d_vocab))
-        limit = int(self.info["max_model_len"])
+        limit = self.model.max_model_len
         if room and len(ids) + room > limit:
             raise ValueError(
                 f"the prompt has {len(ids)} tokens and needs room for {room} more, but this session takes {limit} in "
@@ -286,10 +327,21 @@ class Session:
     def _call(self, fn: Callable[[Engine, Job], Any]) -> Any:
         engine = self._engine
         if engine is None:
-            raise SessionClosed(
-                "the session is closed: logits that were not read are gone, and nothing can run; boot a new one"
-            )
+            raise SessionClosed(GONE)
         return self.jobs.call(lambda job: fn(engine, job))
+
+
+def _weakly(head: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The head of a session for its Runs, which must not keep the model in memory when the session is gone."""
+    reference = weakref.WeakMethod(head)
+
+    def call(rows: torch.Tensor) -> torch.Tensor:
+        alive = reference()
+        if alive is None:
+            raise SessionClosed(GONE)
+        return alive(rows)
+
+    return call
 
 
 def _execute(engine: Engine, plan: Plan, job: Job) -> list[Result]:
@@ -303,6 +355,18 @@ def _execute(engine: Engine, plan: Plan, job: Job) -> list[Result]:
     finally:
         if held:
             engine.release(held)
+
+
+def _all_matched(edits: Sequence[Edit], request: Request, result: Result, whose: str) -> None:
+    """Refuse a run whose generation ended before it came to a row that an edit names."""
+    rows = len(result.head_rows)
+    for i, (edit, resolved) in enumerate(zip(edits, request.edits, strict=True)):
+        if min(resolved.rows) >= rows:
+            raise SpecError(
+                f"{whose}{describe(edit, i)}: it matched no row: the generation ended after "
+                f"{len(result.generated)} tokens, before position {min(resolved.rows)} was fed",
+                i,
+            )
 
 
 def _batch(prompt: Any) -> tuple[bool, list[Any]]:
@@ -391,34 +455,3 @@ def _environment_kept() -> Iterator[None]:
         for name in set(os.environ) - set(before):
             del os.environ[name]
         os.environ.update(before)
-
-
-class _BootLine:
-    """One line that says how far the boot is, rewritten in place."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._start = time.monotonic()
-        self._width = 0
-
-    def __call__(self, stage: str) -> None:
-        self._show(f"{self._model}: {stage} ...")
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        self._show(text + "\n")
-
-    def ready(self, session: Session) -> None:
-        self._show(f"{session!r}; ready in {time.monotonic() - self._start:.1f} s\n")
-
-    def _show(self, text: str) -> None:
-        sys.stdout.write("\r" + text.ljust(self._width))
-        sys.stdout.flush()
-        self._width = len(text)
-
-    def __enter__(self) -> _BootLine:
-        return self
-
-    def __exit__(self, error: object, *_: object) -> None:
-        if error:
-            self._show("\r")

@@ -35,8 +35,13 @@ class SourceRun(Protocol):
     prompt_length: int
     rows: int
 
-    def recipe(self) -> dict[str, Any]:
-        """How to make it again, as plain JSON."""
+    @property
+    def fed(self) -> tuple[int, ...]:
+        """Ids of the tokens that were fed."""
+
+    @property
+    def fed_edits(self) -> tuple[Edit, ...]:
+        """The edits as they act on those."""
 
     def rows_at(self, hook: str) -> torch.Tensor | None:
         """What it captured at a hook, None when it did not."""
@@ -195,8 +200,7 @@ def as_source(source: Any, where: str) -> Source:
     if isinstance(source, str):
         return Source(prompt=source)
     if isinstance(source, SourceRun):
-        recipe = source.recipe()
-        return Source(ids=tuple(recipe["ids"]), edits=parse(recipe.get("edits")), run=source)
+        return Source(ids=source.fed, edits=source.fed_edits, run=source)
     if isinstance(source, Mapping):
         unknown = [key for key in source if key not in SOURCE_KEYS]
         if unknown or ("prompt" in source) == ("ids" in source):

@@ -116,7 +116,7 @@ def token_table(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
     """One Token a position, in order; `len(ids)` of them.
 
     `text` holds real characters (a leading space is a space, a newline a newline); a token that is only part of a
-    character's bytes shows them in hexadecimal. Raises ValueError for an id without a vocabulary entry.
+    character's bytes shows them in hexadecimal, and an id without a word (vocabularies are padded) as `⟨id 151900⟩`.
     """
     special = set(tokenizer.all_special_ids)
     added = {i for i, token in tokenizer.added_tokens_decoder.items()}
@@ -126,7 +126,8 @@ def token_table(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
     for position, number in enumerate(ids):
         raw = tokenizer.convert_ids_to_tokens(int(number))
         if raw is None:
-            raise ValueError(f"token id {number} at position {position} has no entry in the tokenizer's vocabulary")
+            table.append(Token(position, int(number), "", f"⟨id {int(number)}⟩", special=True, bos=False))
+            continue
         text = raw if number in added else _display(tokenizer, scheme, raw)
         first = position == 0 and number == tokenizer.bos_token_id
         table.append(Token(position, int(number), raw, text, special=number in special, bos=first))

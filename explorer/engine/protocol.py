@@ -27,6 +27,7 @@ class Model:
 
     shape: ModelShape
     dtype: torch.dtype
+    max_model_len: int  # tokens of prompt and generation together
     attention: tuple[Attention, ...]  # one a layer
     missing: dict[str, str]  # hook points that cannot fire -> why
     info: dict[str, Any]  # engine, versions, device, mode: for people to read

@@ -61,7 +61,8 @@ class TransformersEngine:
         except ImportError as error:
             raise ImportError(f"the transformers engine needs transformers ({error}): {INSTALL}") from error
         for name, value in options.items():
-            if name not in KEYWORDS and not (name.endswith("_parallel_size") and value == 1):
+            neutral = (name, value) == ("mode", "eager") or (name.endswith("_parallel_size") and value == 1)
+            if name not in KEYWORDS and not neutral:
                 raise BootError(
                     f"boot: the transformers engine does not take {name}={value!r}; it is for engine='vllm'"
                 )
@@ -86,6 +87,7 @@ class TransformersEngine:
         self.model = Model(
             shape=shape,
             dtype=getattr(torch, dtype),
+            max_model_len=length,
             attention=tuple(_attention_of(layer.self_attn, config) for layer in self._lm.model.layers),
             missing={},
             info={
@@ -93,7 +95,6 @@ class TransformersEngine:
                 "device": device.type,
                 "dtype": dtype,
                 "mode": "eager",
-                "max_model_len": length,
             },
         )
         progress("first forward pass")

@@ -36,7 +36,7 @@ class FakeEngine:
             "max_model_len": 512,
         }
         missing = {"blocks.3.ln2.hook_in": "this layer has none"}
-        self.model = Model(shape, torch.float32, tuple(Attention(0.3) for _ in range(layers)), missing, info)
+        self.model = Model(shape, torch.float32, 2048, tuple(Attention(0.3) for _ in range(layers)), missing, info)
         self.delay = 0.0
         self.fail: Exception | None = None
         self.calls = 0

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 import explorer
 
@@ -47,3 +52,26 @@ def idle(session: explorer.Session) -> bool:
     own = worker(session)
     hooks = [m for m in own.model_runner.model.modules() if m._forward_hooks or m._forward_pre_hooks]
     return not (core(session).scheduler.has_unfinished_requests() or own._rows.held or hooks)
+
+
+def log_probs(run: explorer.Run) -> torch.Tensor:
+    """Of every token of the vocabulary, in order of ids."""
+    top = run.top(10**6)
+    return torch.tensor([t.logprob for t in sorted(top, key=lambda t: t.id)])
+
+
+def ask_plain(session: explorer.Session, batches: list[list[list[int]]], folder: Path) -> dict[str, torch.Tensor]:
+    """What a plain engine of the same model, dtype and mode, in a process of its own, says; see `plain_vllm.py`."""
+    question = {
+        "model": session.model_path,
+        "dtype": session.info["dtype"],
+        "eager": session.info["mode"] == "eager",
+        "max_model_len": session.info["max_model_len"],
+        "batches": batches,
+    }
+    (folder / "question.json").write_text(json.dumps(question))
+    script = Path(__file__).with_name("plain_vllm.py")
+    command = [sys.executable, str(script), str(folder / "question.json"), str(folder / "answer.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return load_file(folder / "answer.safetensors")

@@ -1,8 +1,8 @@
 """A plain `vllm.LLM`, nothing of the explorer in it: what the tests hold idle sessions to, bit for bit.
 
-python plain_vllm.py QUESTION ANSWER: reads `{"model", "dtype", "batches": [[ids, ...], ...]}` and writes a safetensors
-file that holds, for each prompt of each batch, log-probabilities over the vocabulary after the prompt (`B.P.next`) and
-of each prompt token (`B.P.prompt`).
+python plain_vllm.py QUESTION ANSWER: reads `{"model", "dtype", "eager", "max_model_len", "batches"}`, a batch being a
+list of token ids, and writes a safetensors file that holds, for each prompt of each batch, log-probabilities over the
+vocabulary after the prompt (`B.P.next`) and of each prompt token (`B.P.prompt`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if __name__ == "__main__":
     llm = vllm.LLM(
         question["model"],
         dtype=question["dtype"],
-        max_model_len=1024,
-        enforce_eager=True,
+        max_model_len=min(1024, question["max_model_len"]),
+        enforce_eager=question["eager"],
         kv_cache_memory_bytes=2**28,
         max_logprobs=-1,
         disable_log_stats=True,

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import explorer
 
-from .compare import relative, same, token_ids
+from .compare import ask_plain, log_probs, relative, same, token_ids
 
 EIFFEL = "The Eiffel Tower is in the city of"
 LINE = "Two households, both alike in dignity, In fair Verona, where we lay our scene, From ancient grudge break to new"
@@ -30,21 +25,8 @@ def session(request: pytest.FixtureRequest) -> explorer.Session:
 @pytest.fixture(scope="module")
 def plain(session: explorer.Session, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """What a plain engine, in a process of its own, says: each prompt alone, then all in one batch."""
-    folder = tmp_path_factory.mktemp("plain")
     ids = [token_ids(session, p) for p in PROMPTS]
-    question = {"model": session.model_path, "dtype": session.info["dtype"], "batches": [*([i] for i in ids), ids]}
-    (folder / "question.json").write_text(json.dumps(question))
-    script = Path(__file__).with_name("plain_vllm.py")
-    command = [sys.executable, str(script), str(folder / "question.json"), str(folder / "answer.safetensors")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return load_file(folder / "answer.safetensors")
-
-
-def log_probs(run: explorer.Run) -> torch.Tensor:
-    """Of every token of the vocabulary, in order of ids."""
-    top = run.top(10**6)
-    return torch.tensor([t.logprob for t in sorted(top, key=lambda t: t.id)])
+    return ask_plain(session, [*([i] for i in ids), ids], tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize("capture", [(), "all"], ids=["nothing captured", "everything captured"])

@@ -169,3 +169,16 @@ def test_a_cache_too_small_for_all(llama: explorer.Session, booted: Any, monkeyp
     for g, w in zip(got, want, strict=True):
         assert g.ids == w.ids and g.rows == 139
         assert relative(g[HOOK], w[HOOK]) <= 1e-4 and relative(g.logits, w.logits) <= 1e-4
+
+
+def test_an_edit_that_the_generation_never_came_to_is_an_error(llama: explorer.Session) -> None:
+    free = llama.generate(IDS, max_new_tokens=9)
+    word = free.text.split()[2]
+    late = explorer.Edit("blocks.0.hook_out", "suppress", pos=len(IDS) + 6, phase="decode")
+    assert llama.generate(IDS, late, max_new_tokens=9).rows == len(IDS) + 8
+    with pytest.raises(SpecError, match=r"edit 1 \(blocks\.0\.hook_out, suppress\): it matched no row") as refused:
+        llama.generate(IDS, late, max_new_tokens=9, stop=word)
+    assert refused.value.edit_index == 0
+    with pytest.raises(SpecError, match=r"prompt 2: edit 1 .* it matched no row"):
+        llama.generate([IDS, IDS], [None, late], max_new_tokens=9, stop=word)
+    assert same(llama.generate(IDS, max_new_tokens=9), free)

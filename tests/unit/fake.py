@@ -40,8 +40,8 @@ class FakeEngine:
 
     def __init__(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         attention = (Attention(0.5), Attention(0.5, window=2), Attention(0.5, softcap=3.0))
-        info = {"engine": "fake", "device": "cpu", "dtype": str(dtype), "mode": "eager", "max_model_len": MAX_MODEL_LEN}
-        self.model = Model(SHAPE, dtype, attention, MISSING, info)
+        info = {"engine": "fake", "device": "cpu", "dtype": str(dtype), "mode": "eager"}
+        self.model = Model(SHAPE, dtype, MAX_MODEL_LEN, attention, MISSING, info)
         self.batches: list[list[Request]] = []
         self.held: dict[str, dict[str, torch.Tensor]] = {}
         self.failing: BaseException | None = None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from explorer import EngineError
 from explorer.engine.rows import Held, Span
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.blocks import Blocks, may_spoil
@@ -99,3 +100,10 @@ def test_a_spoilt_block_is_zeroed_when_its_request_starts_over() -> None:
     runner.step(a=(0, [1]))
     blocks.clean()
     assert runner.clean() == {1}
+
+
+def test_a_cache_of_another_layout_is_an_error() -> None:
+    runner = Runner(0)
+    runner.kv_caches = [torch.zeros(5, 7)]
+    with pytest.raises(EngineError, match=r"cache of shape \(5, 7\) has no axis of 6 blocks"):
+        internals.zero_blocks(runner, [1])

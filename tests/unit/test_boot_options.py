@@ -131,7 +131,7 @@ def test_the_locked_are_always_passed_on(tmp_path, on_cpu):
     assert {name: options[name] for name in LOCKED} == {name: value for name, (value, _) in LOCKED.items()}
     assert options["additional_config"]["mine"] == 1
     assert options["additional_config"]["explorer"] == {"shape": vars(model_shape(config())), "code": code_hash()}
-    assert "max_model_len" not in options
+    assert options["max_model_len"] == 256
     assert len(code_hash()) == 16
 
 
@@ -218,3 +218,12 @@ def test_without_vllm_the_install_line_survives_the_clean_up(monkeypatch):
     failed = pytest.raises(ImportError, match=r"pip install 'activation-explorer\[vllm\]'")
     with failed, internals.Lifetime().booting():
         boot.construct("anything", {}, lambda stage: None)
+
+
+@pytest.mark.parametrize(("mode", "eager"), [(None, True), ("eager", True), ("compiled", False)])
+def test_the_mode_is_vllms_enforce_eager(mode, eager):
+    given = {} if mode is None else {"mode": mode}
+    assert boot.with_mode(given) == {"enforce_eager": eager}
+    assert boot.with_mode(given | {"enforce_eager": eager}) == {"enforce_eager": eager}
+    with pytest.raises(BootError, match=f"enforce_eager={not eager} contradicts mode='{mode or 'eager'}'"):
+        boot.with_mode(given | {"enforce_eager": not eager})

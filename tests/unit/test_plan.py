@@ -84,9 +84,7 @@ class HeldRun:
     def __init__(self, rows: torch.Tensor, ours: bool = True) -> None:
         self.prompt_length = self.rows = len(rows)
         self.held, self.ours = rows, ours
-
-    def recipe(self):
-        return {"ids": list(range(3, 3 + self.rows))}
+        self.fed, self.fed_edits = tuple(range(3, 3 + self.rows)), ()
 
     def rows_at(self, hook):
         return self.held if hook == STREAM else None

@@ -646,9 +646,7 @@ class FakeRun:
 
     def __init__(self, prompt: int = 5, rows: int = 5) -> None:
         self.prompt_length, self.rows = prompt, rows
-
-    def recipe(self):
-        return {"ids": list(range(self.rows)), "edits": {STREAM: {"op": "suppress", "pos": [0]}}}
+        self.fed, self.fed_edits = tuple(range(rows)), (Edit(STREAM, "suppress", pos=[0]),)
 
     def rows_at(self, hook):
         return torch.arange(self.rows, dtype=torch.float32)[:, None, None].expand(-1, 4, 3) if hook == Z else None

@@ -51,6 +51,8 @@ def worker(monkeypatch):
             row += len(ids)
 
     monkeypatch.setattr(internals, "scheduled", scheduled)
+    made.uncompiled = []
+    monkeypatch.setattr(internals, "run_uncompiled", lambda: made.uncompiled.append(len(made.steps)))
     monkeypatch.setattr(internals, "blocks", lambda runner, index: (made.steps[index][0], True, [index]))
     return made
 

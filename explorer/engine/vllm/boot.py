@@ -31,10 +31,11 @@ LOCKED: dict[str, tuple[Any, str]] = {
         "a cached prefix is not computed again, so its rows could not be captured or edited",
     ),
     "worker_cls": (WORKER, "the worker does the capturing"),
-    "enforce_eager": (True, "compiled mode is not served yet"),
     "async_scheduling": (False, "a step must be over before its rows are read"),
     "use_tqdm_on_load": (False, "boot shows its own progress"),
     "speculative_config": (None, "drafted tokens are fed before it is known whether they stay"),
+    "data_parallel_size": (1, "one engine answers"),
+    "distributed_executor_backend": (None, "the engine lives in this process"),
     "runner": ("generate", "the session generates and reads logits"),
 }
 
@@ -50,20 +51,16 @@ def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
     """
     progress("importing vLLM")
     try:
-        import vllm
         from vllm.engine.arg_utils import EngineArgs
     except ImportError as error:
         raise ImportError(f"the vllm engine needs vLLM ({error}): {INSTALL}") from error
+    options = with_mode(options)
     check_options(options, {f.name for f in dataclasses.fields(EngineArgs)})
     progress("reading the configuration")
     config = read_config(path, options)
     options = choose(options, path, config, model_shape(config))
     progress("loading weights")
-    try:
-        return vllm.LLM(model=path, **options)
-    except BaseException as error:
-        internals.free_failed(error)
-        raise
+    return internals.construct(path, options)
 
 
 def describe(llm: Any) -> Model:
@@ -73,16 +70,26 @@ def describe(llm: Any) -> Model:
     return Model(
         shape=ModelShape(**seen["shape"]),
         dtype=dtype,
+        max_model_len=internals.max_model_len(llm),
         attention=tuple(Attention(**a) for a in seen["attention"]),
         missing={},
         info={
             "engine": f"vllm {internals.version()}",
             "device": seen["device"],
             "dtype": seen["dtype"],
-            "mode": "eager",
-            "max_model_len": internals.max_model_len(llm),
+            "mode": "eager" if internals.is_eager(llm) else "compiled",
         },
     )
+
+
+def with_mode(options: dict[str, Any]) -> dict[str, Any]:
+    """`mode` as vLLM's `enforce_eager`, which may restate it."""
+    options = dict(options)
+    mode = options.pop("mode", "eager")
+    eager = mode == "eager"
+    if options.setdefault("enforce_eager", eager) != eager:
+        raise BootError(f"boot: enforce_eager={options['enforce_eager']!r} contradicts mode={mode!r}; leave one out")
+    return options
 
 
 def check_options(options: dict[str, Any], known: set[str]) -> None:
@@ -114,7 +121,7 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
     options = {name: value for name, value in options.items() if value is not None}
     length = model_length(options.get("max_model_len"), config, extended="hf_overrides" in options)
     dtype = model_dtype(options.get("dtype"), config)
-    options["dtype"] = dtype
+    options |= {"dtype": dtype, "max_model_len": length}
     size = getattr(torch, dtype).itemsize
     if internals.on_cpu():
         # vLLM would claim a fraction of the whole machine; enough for the longest prompt and one full batch will do.

@@ -37,7 +37,7 @@ class VllmEngine:
         """Everything that is slow the first time: a prompt, a decode step, a capture, an edit, the head."""
         edit = RowEdit("blocks.0.hook_out", "scale", (0,), factor=1.0)
         capture = tuple(p.name for p in Catalogue(self.model.shape) if p.layer == 0 and not p.derived_from)
-        ids = (0,) * min(16, int(self.model.info["max_model_len"]) - 2)
+        ids = (0,) * min(16, self.model.max_model_len - 2)
         request = Request("warm-up", ids, (edit,), capture, max_new_tokens=2)
         self.logits(self.execute([request], lambda done, total: None, lambda: False)[0].head_rows)
 

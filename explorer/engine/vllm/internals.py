@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...errors import EngineError
 from ..protocol import Attention
 
 log = logging.getLogger("explorer.vllm")
@@ -95,8 +96,23 @@ def zero_blocks(runner: Any, blocks: list[int]) -> None:
     if blocks:
         count = runner.kv_cache_config.num_blocks
         for cache in runner.kv_caches:
-            axis = 0 if cache.shape[0] == count else 1  # some backends put keys and values first
+            axes = [axis for axis in (0, 1) if cache.shape[axis] == count]  # some backends put keys and values first
+            if not axes:
+                raise EngineError(
+                    f"cache of shape {tuple(cache.shape)} has no axis of {count} blocks; please report this"
+                )
+            axis = axes[0]
             cache.index_fill_(axis, torch.tensor(blocks, device=cache.device), 0)
+
+
+def run_uncompiled() -> None:
+    """Let the layers of this forward pass run as they are written, not as vLLM compiled or recorded them."""
+    from vllm.config import CUDAGraphMode
+    from vllm.forward_context import get_forward_context
+
+    context = get_forward_context()
+    context.skip_compiled = True
+    context.cudagraph_runtime_mode = CUDAGraphMode.NONE
 
 
 def attention_of(module: nn.Module) -> Attention:
@@ -161,11 +177,30 @@ def _free_client(client: Any) -> None:
     gc.unfreeze()
 
 
+def construct(path: str, options: dict[str, Any]) -> Any:
+    """`vllm.LLM`, sharing no module with another engine: what fails halfway is freed."""
+    import vllm
+    from vllm.model_executor.layers import rotary_embedding
+
+    # vLLM caches these by their sizes for the whole process: an eager engine would get a compiled one's, and other bits
+    rotary_embedding._ROPE_DICT.clear()
+    try:
+        return vllm.LLM(model=path, **options)
+    except BaseException as error:
+        free_failed(error)
+        raise
+
+
 def version() -> str:
     """vLLM's version."""
     import vllm
 
     return str(vllm.__version__)
+
+
+def is_eager(llm: Any) -> bool:
+    """Whether vLLM runs the model as it is written, without compiling it."""
+    return bool(llm.llm_engine.model_config.enforce_eager)
 
 
 def max_model_len(llm: Any) -> int:

@@ -78,7 +78,10 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         ours = [span for span in self._spans if span is not None]
         self._blocks.clean()
         with contextlib.ExitStack() as attached:
-            for name, spans in self._rows.work(ours).items():
+            work = self._rows.work(ours)
+            if work:
+                internals.run_uncompiled()
+            for name, spans in work.items():
                 handle = self._taps[name].attach(partial(self._rows.handle, name, spans))
                 attached.callback(handle.remove)
             hidden = forward()

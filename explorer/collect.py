@@ -1,0 +1,166 @@
+"""Activations of many prompts, streamed to safetensors shards at bounded memory, and stacked in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from .errors import SpecError
+from .runs import Run
+
+if TYPE_CHECKING:
+    from .session import Prompt, Session
+
+MANIFEST = "collection.json"
+FORMAT = 1
+BATCH_PROMPTS = 256
+BATCH_TOKENS = 2048
+
+
+def collect(
+    session: Session,
+    prompts: Iterable[Prompt],
+    hooks: str | Sequence[str],
+    folder: str | Path,
+    progress: Callable[[int, int | None], None],
+) -> Path:
+    """See `Session.collect`. `progress(done, total)` counts prompts; total is None for a stream."""
+    if isinstance(prompts, str):
+        raise ValueError("collect takes many prompts: put this one into a list")
+    folder = Path(folder)
+    names = _rowwise(session, hooks)
+    about = {
+        "format": FORMAT,
+        "model": session.name,
+        "engine": session.info["engine"],
+        "dtype": session.info["dtype"],
+        "hooks": list(names),
+    }
+    manifest = _open(folder, about)
+    total = len(prompts) if isinstance(prompts, Sequence) else None
+    stream = _encoded(session, prompts)
+    done = 0
+    for shard in manifest["shards"]:
+        _skip(stream, shard, done)
+        done += shard["prompts"]
+    progress(done, total)
+    for batch in _batches(stream):
+        runs = session.run(batch, capture=names)
+        file = f"shard-{len(manifest['shards']):05d}.safetensors"
+        _write(folder / file, names, runs, done)
+        rows = sum(run.rows for run in runs)
+        manifest["shards"].append({"file": file, "prompts": len(batch), "rows": rows, "ids": _digest(batch)})
+        _save(folder, manifest)
+        done += len(batch)
+        progress(done, total)
+    return folder
+
+
+def stack(runs: Sequence[Run], hook: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What one hook held in several runs, as one tensor padded with zeros on the right, and its mask.
+
+    Returns `(runs, longest, ...)` in the engine's dtype and a bool `(runs, longest)`, true where a row is real.
+    KeyError when a run did not capture the hook; ValueError without runs, and for patterns and scores, which have no
+    row a token.
+    """
+    if not runs:
+        raise ValueError("stack needs at least one run")
+    rows = [run[hook] for run in runs]
+    if any(len(r) != run.rows for r, run in zip(rows, runs, strict=True)) or rows[0].dim() > 3:
+        raise ValueError(f"{hook} has no row a token: stack takes hooks such as 'blocks.0.hook_out'")
+    longest = max(map(len, rows))
+    out = torch.zeros(len(rows), longest, *rows[0].shape[1:], dtype=rows[0].dtype)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for i, r in enumerate(rows):
+        out[i, : len(r)] = r
+        mask[i, : len(r)] = True
+    return out, mask
+
+
+def _rowwise(session: Session, hooks: str | Sequence[str]) -> tuple[str, ...]:
+    names = session.hooks.match(hooks)
+    if not names:
+        raise SpecError("collect needs at least one hook, for example 'blocks.*.hook_out'")
+    for name in names:
+        point = session.hooks.find(name)
+        if point.derived_from or point.component == "logits":
+            raise SpecError(f"collect: {name} is computed from other hooks and large; collect those instead")
+    return names
+
+
+def _open(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a collection that is begun or resumed; ValueError when the folder holds another one."""
+    path = folder / MANIFEST
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        return about | {"shards": []}
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for key, value in about.items():
+        if manifest.get(key) != value:
+            raise ValueError(
+                f"collect: {str(folder)!r} holds a collection with {key}={manifest.get(key)!r}, not {value!r}; "
+                "choose another folder"
+            )
+    return manifest
+
+
+def _encoded(session: Session, prompts: Iterable[Prompt]) -> Iterator[tuple[int, ...]]:
+    for i, prompt in enumerate(prompts):
+        try:
+            yield session.encode(prompt)
+        except ValueError as error:
+            raise ValueError(f"collect: prompt {i + 1}: {error}") from None
+
+
+def _skip(stream: Iterator[tuple[int, ...]], shard: dict[str, Any], done: int) -> None:
+    """Pass over prompts that a shard holds already; ValueError when they are not the same."""
+    batch = list(islice(stream, shard["prompts"]))
+    if len(batch) != shard["prompts"] or _digest(batch) != shard["ids"]:
+        last = done + shard["prompts"]
+        raise ValueError(
+            f"collect: prompts {done + 1} to {last} are not those that {shard['file']} was made from; "
+            "choose another folder"
+        )
+
+
+def _batches(stream: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """In order, as many together as make up one batch."""
+    batch: list[tuple[int, ...]] = []
+    tokens = 0
+    for ids in stream:
+        if batch and (tokens + len(ids) > BATCH_TOKENS or len(batch) == BATCH_PROMPTS):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(ids)
+        tokens += len(ids)
+    if batch:
+        yield batch
+
+
+def _write(path: Path, names: Sequence[str], runs: Sequence[Run], first: int) -> None:
+    """One shard: the rows of each hook, and for each row its prompt (over the collection), position and token."""
+    tensors = {name: torch.cat([run[name] for run in runs]) for name in names}
+    tensors["prompt"] = torch.cat([torch.full((run.rows,), first + i) for i, run in enumerate(runs)])
+    tensors["position"] = torch.cat([torch.arange(run.rows) for run in runs])
+    tensors["token"] = torch.cat([torch.tensor(run.ids[: run.rows]) for run in runs])
+    partial = path.with_suffix(".partial")
+    save_file(tensors, partial)
+    os.replace(partial, path)
+
+
+def _save(folder: Path, manifest: dict[str, Any]) -> None:
+    partial = folder / f"{MANIFEST}.partial"
+    partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, folder / MANIFEST)
+
+
+def _digest(batch: Sequence[Sequence[int]]) -> str:
+    return hashlib.sha256(json.dumps([list(ids) for ids in batch]).encode()).hexdigest()
