@@ -7,7 +7,14 @@ class ExplorerError(Exception):
     """Anything the explorer refuses or cannot do; the message says what is wrong, where, and what to do."""
 
 
-class SpecError(ExplorerError, ValueError):
+class _InOneLine:
+    """For mistakes in what was asked: a notebook shows the message alone, not the way to it through our code."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+class SpecError(_InOneLine, ExplorerError, ValueError):
     """A refused spec. Raised before anything runs; `edit_index` is the 0-based edit that is wrong, if one is."""
 
     def __init__(self, message: str, edit_index: int | None = None) -> None:
@@ -15,7 +22,7 @@ class SpecError(ExplorerError, ValueError):
         self.edit_index = edit_index
 
 
-class BootError(ExplorerError, ValueError):
+class BootError(_InOneLine, ExplorerError, ValueError):
     """A model that cannot be booted as asked; raised before weights load wherever that can be known."""
 
 

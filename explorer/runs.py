@@ -11,7 +11,7 @@ import torch
 from .analysis import attention, metrics
 from .engine.protocol import Model, Request, Result
 from .hooks import Catalogue
-from .specs import Edit, pin, to_json
+from .specs import Edit, pin, plural, to_json
 from .tokens import Token, Tokenizer, one_token, token_table
 
 
@@ -219,9 +219,11 @@ class Run:
         prompt = "".join(token.text for token in self.tokens[: self.prompt_length])
         lines = [
             f"Run of {prompt if len(prompt) <= 60 else prompt[:57] + '...'!r}",
-            f"  {self.rows} rows, {len(self.generated)} generated tokens, {count} edits, "
-            f"{len(self.captured)} hooks captured",
-            "  next: " + ", ".join(f"{t.text!r} {t.prob:.1%}" for t in self.top(5)),
+            f"  {plural(self.rows, 'row')}, {plural(len(self.generated), 'generated token')}, "
+            f"{plural(count, 'edit')}, {plural(len(self.captured), 'hook')} captured",
+            f"  text: {self.text!r}"
+            if self.generated
+            else "  next: " + ", ".join(f"{t.text!r} {t.prob:.1%}" for t in self.top(5)),
         ]
         return "\n".join(lines)
 

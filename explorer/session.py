@@ -92,7 +92,7 @@ def boot(
             engine = "vllm" if find_spec("vllm") else "transformers"
             if engine == "transformers":
                 line.say("vLLM is not installed: the transformers engine runs the model, slower and just as exact")
-        path = str(resolve(model, line.bar))
+        path = str(resolve(model, lambda fraction, stage: line.bar(fraction, stage) if fraction < 1 else None))
         words = _words(path if tokenizer is None else tokenizer, tokenizer is None, vllm_kwargs)
         token_table(words, [0])  # reads the tokenizer's definition, which is slow the first time
         jobs = Jobs(f"explorer-{Path(path).name}")

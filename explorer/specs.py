@@ -168,7 +168,7 @@ def parse_batch(edits: Any, prompts: int) -> list[tuple[Edit, ...]]:
     """One spec a prompt: `edits` is one spec for all, or a list with one spec (dict, list of Edits, None) a prompt."""
     if isinstance(edits, (list, tuple)) and not all(isinstance(e, Edit) for e in edits):
         if len(edits) != prompts:
-            raise SpecError(f"there are {len(edits)} specs for {prompts} prompts; give one spec, or one a prompt")
+            raise SpecError(f"{plural(len(edits), 'spec')} for {plural(prompts, 'prompt')}; give one, or one a prompt")
         specs = []
         for i, spec in enumerate(edits):
             try:
@@ -276,7 +276,7 @@ def _resolve(
     source_rows = tuple(_source_positions(edit, source_extent, refuse))
     if len(source_rows) != len(rows):
         raise refuse(
-            f"pos chooses {_count(len(rows), 'position')} of the prompt but {_count(len(source_rows), 'position')} "
+            f"pos chooses {plural(len(rows), 'position')} of the prompt but {plural(len(source_rows), 'position')} "
             "of the source; give pos and source_pos of equal count"
         )
     if isinstance(values, str):
@@ -423,7 +423,7 @@ def _positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refu
     for g, p in zip(("last",) if isinstance(pos, str) else given, rows, strict=True):
         if not 0 <= p < extent.rows:
             counted = extent.prompt if p < 0 else extent.rows  # what negative ones count from
-            tokens = _count(counted, "token" if counted == extent.prompt else "row")
+            tokens = plural(counted, "token" if counted == extent.prompt else "row")
             raise refuse(f"{name} {g} is past the {whose}, which has {tokens} (0 to {counted - 1})")
         if not first <= p < stop:
             part = "the generated tokens have" if phase == "decode" else "the prompt has"
@@ -531,7 +531,7 @@ def _value(
     one = ", ".join(map(str, single))
     each = " or ".join(str((rows, *shape)) for shape in single)
     raise refuse(
-        f"value has shape {given} but {point.name} takes a number, {one}, or {each} for the {_count(rows, 'position')} "
+        f"value has shape {given} but {point.name} takes a number, {one}, or {each} for the {plural(rows, 'position')} "
         "that pos chooses"
     )
 
@@ -584,7 +584,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _count(n: int, noun: str) -> str:
+def plural(n: int, noun: str) -> str:
+    """`1 edit`, `2 edits`."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 

@@ -43,10 +43,11 @@ def load_tokenizer(path_or_id: str | os.PathLike[str], **hub: Any) -> Tokenizer:
         return AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir(), **hub)
     except (OSError, ValueError, KeyError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ModelNotFound(
-            f"{name!r} has no tokenizer that can be loaded ({reason}): save one there with "
-            "tokenizer.save_pretrained(folder), or name another with tokenizer="
-        ) from error
+        if Path(name).is_dir():
+            advice = "save one there with tokenizer.save_pretrained(folder), or name another with tokenizer="
+        else:
+            advice = "it is no folder here; for a hub model look at the name, the network, and hf_token if it is gated"
+        raise ModelNotFound(f"{name!r} has no tokenizer that can be loaded ({reason}): {advice}") from error
 
 
 def encode(

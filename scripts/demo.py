@@ -29,7 +29,8 @@ def command(arguments: list[str]) -> list[str]:
     options = [
         "--ip=127.0.0.1",
         f"--ServerApp.root_dir={ROOT}",
-        f"--LabApp.default_url=/lab/tree/{NOTEBOOK}",
+        # the single-document view, without a sidebar: the workbench fits a laptop's screen
+        f"--LabApp.default_url=/doc/tree/{NOTEBOOK}",
         "--LabApp.extension_manager=readonly",  # no catalogue from the network, no news, no look for updates
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",

@@ -220,7 +220,7 @@ def test_the_demo_stays_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None
     line = demo.command(["--port", "8899"])
     assert line[:3] == [sys.executable, "-m", "jupyterlab"] and line[-2:] == ["--port", "8899"]
     assert "--ip=127.0.0.1" in line and "--no-browser" in line
-    assert "--LabApp.default_url=/lab/tree/notebooks/quickstart.ipynb" in line
+    assert "--LabApp.default_url=/doc/tree/notebooks/quickstart.ipynb" in line
     assert not any("token" in argument or "password" in argument for argument in line)  # JupyterLab makes a token
     assert demo.command(["--no-browser"]).count("--no-browser") == 1
 

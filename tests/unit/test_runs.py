@@ -238,9 +238,11 @@ def test_the_recipe_of_a_run_that_stopped_early(session):
 def test_runs_read_well(session):
     text = repr(session.run("w0 " * 8, Edit(STREAM, "suppress"), capture="blocks.*.hook_out"))
     assert text.startswith("Run of 'w0w0w0")
-    assert "8 rows, 0 generated tokens, 1 edits, 3 hooks captured" in text
+    assert "8 rows, 0 generated tokens, 1 edit, 3 hooks captured" in text
     assert "next: 'w" in text
     assert len(repr(session.run([3] * 15)).splitlines()[0]) < 80
+    written = session.generate("w0 w1", max_new_tokens=3)
+    assert f"3 generated tokens, 0 edits, 0 hooks captured\n  text: {written.text!r}" in repr(written)
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------
@@ -302,3 +304,9 @@ def test_runs_do_not_keep_the_model_of_a_dropped_session(engine):
     assert run.top(1)
     with pytest.raises(SessionClosed, match="logits that were not read are gone"):
         _ = run.logits
+
+
+def test_a_notebook_shows_a_refusal_in_one_line(session):
+    with pytest.raises(SpecError) as refused:
+        session.run(PROMPT, {STREAM: {"op": "supress"}})
+    assert refused.value._render_traceback_() == [f"SpecError: {refused.value}"]

@@ -142,7 +142,7 @@ def test_errors_in_a_batch_name_the_prompt(session, engine):
         session.compare([A, "w0"], [None, Edit(STREAM, "suppress", pos=2)])
     with pytest.raises(SpecError, match=r"^edit 1 .*pos 9 is past"):
         session.compare(A, Edit(STREAM, "suppress", pos=9))
-    with pytest.raises(SpecError, match="there are 3 specs for 2 prompts"):
+    with pytest.raises(SpecError, match="3 specs for 2 prompts"):
         session.run([A, B], [None] * 3)
     with pytest.raises(SpecError, match="a list of specs needs a list of prompts"):
         session.run(A, [None])

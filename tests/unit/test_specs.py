@@ -227,7 +227,7 @@ def test_one_spec_for_all_or_one_a_prompt():
 
 
 def test_as_many_specs_as_prompts():
-    with pytest.raises(SpecError, match="there are 2 specs for 3 prompts"):
+    with pytest.raises(SpecError, match="2 specs for 3 prompts; give one, or one a prompt"):
         parse_batch([None, {}], 3)
 
 
