@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import Cancelled, SessionClosed
+from .threads import release_pool
 
 log = logging.getLogger("explorer.jobs")
 
@@ -124,6 +125,8 @@ class Jobs:
         return job
 
     def _enqueue(self, job: Job) -> None:
+        if self.current is None:
+            release_pool()  # the caller waits, or has nothing to compute for now
         dropped: list[Job] = []
         with self._changed:
             if self._closed:

@@ -19,6 +19,7 @@ from typing import Any
 import explorer
 
 REPEATS = 20
+PAUSE = 0.05  # seconds before each measurement: idle OpenMP threads spin for a while, and both sides share the cores
 LENGTHS = (16, 64)
 LIMIT = 1.15  # the issue's bound on compare / plain
 KV_BYTES = 600 * 2**20
@@ -42,6 +43,7 @@ class Plain:
     def seconds(self, prompts: list[list[int]]) -> float:
         """How long plain vLLM takes for these prompts in one batch."""
         assert self._process.stdin is not None
+        time.sleep(PAUSE)
         self._process.stdin.write(json.dumps(prompts) + "\n")
         self._process.stdin.flush()
         return float(self._answer())
@@ -52,7 +54,8 @@ class Plain:
 
 
 def seconds(fn: Any) -> float:
-    """How long a call takes."""
+    """How long a call takes, after the other process's compute threads have gone to sleep."""
+    time.sleep(PAUSE)
     start = time.perf_counter()
     fn()
     return time.perf_counter() - start

@@ -19,23 +19,28 @@ def pack(tensor: torch.Tensor) -> dict[str, Any]:
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
-        "data": flat.view(torch.uint8).numpy().tobytes(),
+        "data": bytearray(flat.view(torch.uint8).numpy()),
     }
 
 
 def unpack(packed: dict[str, Any]) -> torch.Tensor:
-    """The tensor that `pack` packed, in memory of its own. Raises ValueError for anything that is no packed tensor."""
+    """The tensor that `pack` packed. Raises ValueError for anything that is no packed tensor.
+
+    A bytearray becomes the tensor's own memory: within one process it was copied when it was packed.
+    """
     name, shape, data = packed.get("dtype"), packed.get("shape"), packed.get("data")
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"not a dtype: {name!r}")
     if (
         not isinstance(shape, (list, tuple))
-        or not isinstance(data, bytes)
+        or not isinstance(data, (bytes, bytearray))
         or math.prod(shape) * dtype.itemsize != len(data)
     ):
         raise ValueError(f"the bytes are no {name} tensor of shape {shape}")
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=dtype).reshape(shape)
 
 
 def pack_requests(requests: Sequence[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -66,7 +71,7 @@ def _pack_edit(edit: RowEdit, tensors: dict[str, Any]) -> dict[str, Any]:
     name = None
     if edit.value is not None:
         packed = pack(edit.value)
-        name = hashlib.sha256(packed["data"] + repr((packed["dtype"], packed["shape"])).encode()).hexdigest()
+        name = hashlib.sha256(bytes(packed["data"]) + repr((packed["dtype"], packed["shape"])).encode()).hexdigest()
         tensors[name] = packed
     rows = edit.rows
     return {

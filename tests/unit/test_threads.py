@@ -1,0 +1,72 @@
+"""Compute threads of a caller are given back before the engine works."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from explorer import threads
+from explorer.jobs import Jobs
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux") or (os.cpu_count() or 1) < 2, reason="counts threads")
+
+
+def alive() -> int:
+    """Threads of this process, native ones included."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def compute() -> torch.Tensor:
+    """Large enough that torch spreads it over its threads."""
+    return torch.log_softmax(torch.arange(10**6, dtype=torch.float32), -1).exp().sum()
+
+
+@linux
+def test_a_pool_is_freed_and_made_anew() -> None:
+    threads.release_pool()
+    without = alive()
+    first = compute()
+    assert alive() > without
+    threads.release_pool()
+    assert alive() == without
+    assert compute() == first
+    threads.release_pool()
+
+
+@linux
+def test_whoever_asks_the_engine_gives_its_pool_back() -> None:
+    jobs = Jobs("explorer-pool")
+    try:
+        threads.release_pool()
+        without = alive()
+        compute()
+        assert jobs.call(lambda job: alive()) == without
+        compute()
+        assert jobs.submit(lambda job: alive()).result() == without
+    finally:
+        jobs.close(lambda job: None)
+
+
+@linux
+def test_a_job_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    callers: list[str] = []
+    monkeypatch.setattr("explorer.jobs.release_pool", lambda: callers.append(threading.current_thread().name))
+    jobs = Jobs("explorer-pool")
+    try:
+        jobs.call(lambda job: (jobs.submit(lambda job: None), jobs.call(lambda job: None)))
+    finally:
+        jobs.close(lambda job: None)
+    assert callers == ["MainThread"]
+
+
+def test_without_libgomp_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    threads._libgomp.cache_clear()
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    assert threads._libgomp() is None
+    threads.release_pool()
+    threads._libgomp.cache_clear()
