@@ -16,6 +16,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import explorer
 
 REPEATS = 20
@@ -64,7 +66,11 @@ def seconds(fn: Any) -> float:
 def main() -> int:
     """Measure, print, keep; 1 when a ratio is past its limit."""
     rows: list[dict[str, Any]] = []
+    start = time.perf_counter()
     with explorer.boot("smollm2-135m", kv_cache_memory_bytes=KV_BYTES) as session:
+        booted = {"boot_s": time.perf_counter() - start, "memory_gib": psutil.Process().memory_info().rss / 2**30}
+        runs = [seconds(lambda: session.run("The Eiffel Tower is in the city of")) * 1e3 for _ in range(10)]
+        booted |= {"first_run_ms": runs[0], "tenth_run_ms": runs[9]}
         assert session.model_path is not None
         plain = Plain(session.model_path)
         edit = {"blocks.10.hook_out": {"op": "scale", "factor": 0.5, "pos": 3}}
@@ -88,6 +94,10 @@ def main() -> int:
                 row = {"what": name, "tokens": length, "plain_ms": base * 1e3, "ms": median * 1e3}
                 rows.append(row | {"ratio": median / base})
         plain.close()
+    print(
+        f"boot {booted['boot_s']:.1f} s, {booted['memory_gib']:.2f} GiB in memory; "
+        f"first run {booted['first_run_ms']:.0f} ms, tenth {booted['tenth_run_ms']:.0f} ms"
+    )
     print(f"SmolLM2-135M, fp32, eager; medians of {REPEATS}, interleaved")
     print(f"{'':24} tokens  plain ms  ours ms  ratio")
     for row in rows:
@@ -95,7 +105,9 @@ def main() -> int:
     about = {"date": date.today().isoformat(), "machine": platform.machine(), "session": session.info}
     out = Path(".out")
     out.mkdir(exist_ok=True)
-    (out / "bench.json").write_text(json.dumps({"about": about, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    (out / "bench.json").write_text(
+        json.dumps({"about": about, "boot": booted, "rows": rows}, indent=2) + "\n", encoding="utf-8"
+    )
     over = [row for row in rows if row["what"].startswith("compare") and row["ratio"] > LIMIT]
     for row in over:
         print(f"past the limit of {LIMIT}: {row['what']} at {row['tokens']} tokens is {row['ratio']:.3f} x plain")
