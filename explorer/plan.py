@@ -13,7 +13,8 @@ import torch
 from .engine.protocol import Request
 from .errors import SpecError
 from .hooks import Catalogue, HookPoint
-from .specs import Edit, Extent, RowEdit, Source, resolve
+from .resolve import Extent, RowEdit, resolve
+from .specs import Edit, Source
 
 _counter = itertools.count()
 

@@ -11,7 +11,8 @@ import torch
 from .analysis import attention, metrics
 from .engine.protocol import Model, Request, Result
 from .hooks import Catalogue
-from .specs import Edit, pin, plural, to_json
+from .resolve import pin
+from .specs import Edit, plural, to_json
 from .tokens import Token, Tokenizer, one_token, token_table
 
 

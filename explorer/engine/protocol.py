@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ..hooks import ModelShape
-from ..specs import RowEdit
+from ..resolve import RowEdit
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..errors import EngineError
-from ..specs import RowEdit
+from ..resolve import RowEdit
 from .protocol import Request, Result
 
 # The rows that changed: their indices, and their new values.

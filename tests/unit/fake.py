@@ -15,8 +15,8 @@ from explorer.engine.rows import Held, Span, apply
 from explorer.errors import Cancelled
 from explorer.hooks import Catalogue, ModelShape
 from explorer.jobs import Jobs
+from explorer.resolve import RowEdit
 from explorer.session import Session
-from explorer.specs import RowEdit
 
 SHAPE = ModelShape(layers=3, d_model=8, heads=4, kv_heads=2, d_head=3, d_mlp=10, d_vocab=20)
 MISSING = {"blocks.2.ln2.hook_in": "attention and MLP read the same stream here"}

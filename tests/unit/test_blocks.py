@@ -12,7 +12,7 @@ from explorer import EngineError
 from explorer.engine.rows import Held, Span
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.blocks import Blocks, may_spoil
-from explorer.specs import RowEdit
+from explorer.resolve import RowEdit
 
 
 def span(*hooks: str) -> Span:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from explorer.engine.rows import Held, Span, apply, join, keep
-from explorer.specs import RowEdit
+from explorer.resolve import RowEdit
 
 HEADS = (2, 3)
 

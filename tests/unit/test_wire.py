@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from explorer.engine.protocol import Request
 from explorer.engine.vllm.wire import pack, pack_requests, unpack, unpack_edit
-from explorer.specs import RowEdit
+from explorer.resolve import RowEdit
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 

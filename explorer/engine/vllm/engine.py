@@ -9,7 +9,7 @@ import torch
 
 from ...errors import Cancelled
 from ...hooks import Catalogue
-from ...specs import RowEdit
+from ...resolve import RowEdit
 from ..protocol import Request, Result
 from ..rows import check
 from . import internals

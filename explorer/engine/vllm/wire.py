@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...specs import RowEdit
+from ...resolve import RowEdit
 from ..protocol import Request
 
 

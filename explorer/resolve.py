@@ -1,0 +1,290 @@
+"""A spec against a model and a prompt: checked, and turned into rows, heads and values before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import SpecError
+from .hooks import Catalogue, HookPoint
+from .specs import Edit, Refuse, Source, as_source, describe, integers, plain, plural, short
+
+
+@dataclass(frozen=True)
+class RowEdit:
+    """An edit as an engine applies it: everything resolved to numbers.
+
+    `rows` are absolute positions; `value` is `(positions | 1, heads | 1, width | 1)`; `source` is the key of a request
+    whose captures are held, and its absolute positions, one for each of `rows`.
+    """
+
+    hook: str
+    op: str
+    rows: range | tuple[int, ...]
+    heads: tuple[int, ...] | None = None
+    factor: float | None = None
+    value: torch.Tensor | None = None
+    source: tuple[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How long a run is: `prompt` tokens, and `rows` rows in all (more than `prompt` when it generates)."""
+
+    prompt: int
+    rows: int
+
+
+def resolve(
+    edits: Sequence[Edit],
+    catalogue: Catalogue,
+    extent: Extent,
+    dtype: torch.dtype,
+    source: Callable[[Source, HookPoint, str], tuple[Extent, str | torch.Tensor]],
+) -> tuple[RowEdit, ...]:
+    """Check every edit against the model and the prompt and turn it into rows, heads and values.
+
+    `source` says how long a patch source is and where its values are: the key of a held request, or the hook's rows
+    themselves as a `(rows, ...)` tensor. Raises `SpecError` naming the edit.
+    """
+    return tuple(_resolve(edit, i, catalogue, extent, dtype, source) for i, edit in enumerate(edits))
+
+
+def _resolve(
+    edit: Edit,
+    index: int,
+    catalogue: Catalogue,
+    extent: Extent,
+    dtype: torch.dtype,
+    source: Callable[[Source, HookPoint, str], tuple[Extent, str | torch.Tensor]],
+) -> RowEdit:
+    where = describe(edit, index)
+
+    def refuse(problem: str) -> SpecError:
+        return SpecError(f"{where}: {problem}", index)
+
+    try:
+        point = catalogue.require(edit.hook)
+    except SpecError as error:
+        raise refuse(str(error)) from None
+    if not point.editable:
+        raise refuse(f"{point.name} can be captured but not edited: {_read_only(point)}")
+    heads = _heads(edit.head, point, refuse)
+    rows = _positions(edit.pos, edit.phase, extent, "pos", "prompt", refuse)
+    shape = (point.heads if heads is None else len(heads), point.shape[-1]) if point.heads else (1, point.width)
+    if edit.op in ("add", "set"):
+        value = _value(edit.value, point, heads, shape, len(rows), dtype, refuse)
+        return RowEdit(point.name, edit.op, rows, heads, value=value)
+    if edit.op == "scale":
+        return RowEdit(point.name, edit.op, rows, heads, factor=_factor(edit.factor, dtype, refuse))
+    if edit.op == "suppress":
+        return RowEdit(point.name, edit.op, rows, heads)
+    origin = as_source(edit.source, where)
+    try:
+        source_extent, values = source(origin, point, where)
+    except SpecError as error:
+        raise SpecError(str(error), index) from None
+    source_rows = tuple(_source_positions(edit, source_extent, refuse))
+    if len(source_rows) != len(rows):
+        raise refuse(
+            f"pos chooses {plural(len(rows), 'position')} of the prompt but {plural(len(source_rows), 'position')} "
+            "of the source; give pos and source_pos of equal count"
+        )
+    if isinstance(values, str):
+        return RowEdit(point.name, "patch", rows, heads, source=(values, source_rows))
+    block = values[list(source_rows)].reshape(len(rows), point.heads or 1, point.shape[-1])
+    return RowEdit(point.name, "set", rows, heads, value=block if heads is None else block[:, list(heads)])
+
+
+def pin(edit: Edit, resolved: RowEdit, rows: int) -> Edit | None:
+    """The edit as it acted on the first `rows` rows, written for a prompt of that many tokens; None if on none."""
+    kept = [i for i, position in enumerate(resolved.rows) if position < rows]
+    if not kept:
+        return None
+    changes: dict[str, Any] = {"pos": [resolved.rows[i] for i in kept], "phase": "prompt"}
+    if edit.op == "patch":
+        if resolved.source is not None:
+            source_rows: Sequence[int] = resolved.source[1]
+        else:  # values that a Run held
+            run = as_source(edit.source, describe(edit, 0)).run
+            assert run is not None
+            source_rows = _source_positions(edit, Extent(run.prompt_length, run.rows), SpecError)
+        changes["source_pos"] = [source_rows[i] for i in kept]
+    elif resolved.value is not None and resolved.value.shape[0] > 1:
+        value = resolved.value[kept]
+        if resolved.heads is not None:
+            value = value.expand(-1, len(resolved.heads), -1)
+        elif value.shape[1] == 1:
+            value = value[:, 0]
+        changes["value"] = value
+    return replace(edit, **changes)
+
+
+def _heads(head: Any, point: HookPoint, refuse: Refuse) -> tuple[int, ...] | None:
+    if head is None:
+        return None
+    if point.heads is None:
+        raise refuse(
+            f"{point.name} has no heads; remove head, or choose a hook that has them, such as attn.o.hook_in (z)"
+        )
+    heads = integers(head, "head", refuse)
+    for h in heads:
+        if not 0 <= h < point.heads:
+            kind = "key-value heads" if point.component in ("k", "rot_k", "v") else "heads"
+            raise refuse(f"head {h} is past its count: {point.name} has {kind} 0 to {point.heads - 1}")
+    return _distinct(heads, "head", refuse)
+
+
+def _positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refuse: Refuse) -> range | tuple[int, ...]:
+    """The absolute positions that an expression chooses, in the order given."""
+    first = extent.prompt if phase == "decode" else 0
+    stop = extent.prompt if phase == "prompt" else extent.rows
+    if first >= stop:
+        raise refuse(
+            "it would match no row: no generated token is fed back; generate at least 2 tokens, or use phase='both'"
+        )
+    if _everywhere(pos):
+        return range(first, stop)
+    if isinstance(pos, str) and pos != "last":
+        chosen = _slice(pos, first, extent.prompt, stop, name, whose, refuse)
+        if not chosen:
+            raise refuse(f"{name} {pos!r} would match no row")
+        return chosen
+    given = (-1,) if isinstance(pos, str) else integers(pos, name, refuse)
+    rows = tuple(p + extent.prompt if p < 0 else p for p in given)
+    for g, p in zip(("last",) if isinstance(pos, str) else given, rows, strict=True):
+        if not 0 <= p < extent.rows:
+            counted = extent.prompt if p < 0 else extent.rows  # what negative ones count from
+            tokens = plural(counted, "token" if counted == extent.prompt else "row")
+            raise refuse(f"{name} {g} is past the {whose}, which has {tokens} (0 to {counted - 1})")
+        if not first <= p < stop:
+            part = "the generated tokens have" if phase == "decode" else "the prompt has"
+            raise refuse(f"{name} {g} is outside phase={phase!r}: {part} positions {first} to {stop - 1}")
+    return _distinct(rows, name, refuse)
+
+
+def _source_positions(edit: Edit, extent: Extent, refuse: Refuse) -> range | tuple[int, ...]:
+    """Where a patch reads: `source_pos` anywhere in the source; without it what `pos` chooses, there."""
+    if edit.source_pos is not None:
+        return _positions(edit.source_pos, "both", extent, "source_pos", "source", refuse)
+    phase = edit.phase
+    if phase == "decode" and not (_everywhere(edit.pos) and extent.rows > extent.prompt):
+        phase = "both"  # ints are absolute; the source may be longer or shorter than the prompt
+    return _positions(edit.pos, phase, extent, "pos", "source", refuse)
+
+
+def _everywhere(pos: Any) -> bool:
+    return pos is None or (isinstance(pos, str) and pos == "all")
+
+
+def _slice(text: str, first: int, prompt: int, stop: int, name: str, whose: str, refuse: Refuse) -> range:
+    parts = text.split(":")
+    try:
+        numbers = [int(p) if p.strip() else None for p in parts]
+    except ValueError:
+        numbers = []
+    if not 2 <= len(numbers) <= 3:
+        raise refuse(f"{name} {text!r} is not understood; write an int, a list, a slice such as '3:7', 'last' or 'all'")
+    step = 1 if len(numbers) < 3 or numbers[2] is None else numbers[2]
+    if step < 1:
+        raise refuse(f"{name} {text!r}: the step must be at least 1")
+    begin, end = (None if n is None else n + prompt if n < 0 else n for n in numbers[:2])
+    begin = first if begin is None else begin
+    end = stop if end is None else end
+    if begin < first or end > stop:
+        raise refuse(f"{name} {text!r} goes past the {whose}, which has positions {first} to {stop - 1} here")
+    return range(begin, end, step)
+
+
+def _distinct(items: tuple[int, ...], name: str, refuse: Refuse) -> tuple[int, ...]:
+    if len(set(items)) < len(items):
+        raise refuse(f"{name} names {next(i for i in items if items.count(i) > 1)} twice")
+    return items
+
+
+def _factor(factor: Any, dtype: torch.dtype, refuse: Refuse) -> float:
+    number = plain(factor)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise refuse(f"factor must be one number, not {short(factor)}")
+    largest = torch.finfo(dtype).max
+    if number != number or number in (math.inf, -math.inf):
+        raise refuse(f"factor is {number}; it must be finite")
+    if abs(number) > largest:
+        raise refuse(f"factor is {short(factor)}, too large for the model's {_name(dtype)} (at most {largest:.4g})")
+    return float(number)
+
+
+def _value(
+    value: Any,
+    point: HookPoint,
+    heads: tuple[int, ...] | None,
+    shape: tuple[int, int],
+    rows: int,
+    dtype: torch.dtype,
+    refuse: Refuse,
+) -> torch.Tensor:
+    """The value as `(rows | 1, heads | 1, width | 1)`, in a float dtype that holds it exactly."""
+    tensor = _numbers(value, refuse)
+    if not torch.isfinite(tensor).all():
+        raise refuse("value holds NaN or infinity; use 'suppress' to zero")
+    if not torch.isfinite(tensor.to(dtype)).all():
+        largest = torch.finfo(dtype).max
+        reach = float(tensor.abs().max())
+        raise refuse(f"value holds {reach:.4g}, too large for the model's {_name(dtype)} (at most {largest:.4g})")
+    if tensor.dim() == 0:
+        return tensor.reshape(1, 1, 1)
+    count, width = shape
+    # accepted shapes of one position's value -> (heads | 1, width)
+    single: dict[tuple[int, ...], tuple[int, int]] = {}
+    if point.heads is None:
+        single[(width,)] = (1, width)
+    elif heads is None:
+        single[(count * width,)] = (count, width)
+        single[(count, width)] = (count, width)
+    else:
+        single[(width,)] = (1, width)
+        single[(count, width)] = (count, width)
+    given = tuple(tensor.shape)
+    if given in single:
+        return tensor.reshape(1, *single[given])
+    if given[0] == rows and given[1:] in single:
+        return tensor.reshape(rows, *single[given[1:]])
+    one = ", ".join(map(str, single))
+    each = " or ".join(str((rows, *shape)) for shape in single)
+    raise refuse(
+        f"value has shape {given} but {point.name} takes a number, {one}, or {each} for the {plural(rows, 'position')} "
+        "that pos chooses"
+    )
+
+
+def _numbers(value: Any, refuse: Refuse) -> torch.Tensor:
+    """An array of numbers in any form, as a CPU tensor of a float dtype that holds it exactly."""
+    if isinstance(value, (str, bytes, Mapping)) or callable(value):
+        raise refuse(f"value must be a number or an array of numbers, not {short(value)}")
+    try:
+        if isinstance(value, np.ndarray):
+            value = value.copy(order="C")  # torch reads no reversed arrays
+        elif not isinstance(value, torch.Tensor):
+            value = plain(value)
+        tensor = torch.as_tensor(value).detach().cpu()
+        if isinstance(value, (int, float, list)) and tensor.dtype != torch.bool and not tensor.is_complex():
+            tensor = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise refuse(f"value is no array of numbers: {error}") from None
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise refuse(f"value must hold real numbers, not {_name(tensor.dtype)}")
+    return tensor if tensor.is_floating_point() and tensor.itemsize > 1 else tensor.to(torch.float64)
+
+
+def _read_only(point: HookPoint) -> str:
+    editable = {"pattern": "edit q, k or z of the layer", "scores": "edit q, k or z of the layer"}
+    return editable.get(point.component, "edit the last layer's hook_out")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
