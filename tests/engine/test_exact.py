@@ -168,3 +168,17 @@ def test_an_edit_that_makes_nan_does_not_spoil_later_runs(llama: explorer.Sessio
             again = [run.logits_at() for run in llama.run([ids[:n] for n in range(1, 8)] * 4)]
             for got, want in zip(again, before * 4, strict=True):
                 assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("layer", [0, 12, 29])
+def test_a_self_patch_in_bf16_rounds_the_stream_once_more(smol_bf16: explorer.Session, layer: int) -> None:
+    """The README's number: layers add their output to a stream that was rounded, unpatched ones to one that was not."""
+    hook = f"blocks.{layer}.hook_out"
+    moved = []
+    for prompt in PROMPTS[:2]:
+        run = smol_bf16.run(prompt, capture=hook)
+        again = smol_bf16.run(prompt, explorer.Edit(hook, "patch", source=run), capture=hook)
+        assert torch.equal(again[hook], run[hook])
+        moved.append(float((run.logits.softmax(-1) - again.logits.softmax(-1)).abs().max()))
+    print(f"layer {layer}: probabilities move by up to {max(moved):.3f}")
+    assert 0 < max(moved) < 0.035
