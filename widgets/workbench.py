@@ -44,6 +44,7 @@ class Workbench(anywidget.AnyWidget):
         self._session = session
         self._asked: dict[str, Any] | None = None
         self._keys: dict[str, str] = {}
+        self._tokenised: tuple[tuple[str, str] | None, dict[str, Any] | None] = (None, None)
         self._arrays = data.ArrayCache()
         self._active: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._submitted = 0
@@ -117,10 +118,12 @@ class Workbench(anywidget.AnyWidget):
         started = time.perf_counter()
         edits = wanted["edits"]
         result = blank(wanted)
+        bad_source = None
         try:
-            self._tokenise(wanted)
+            bad_source = self._tokenise(wanted)
             if not self.tokens["prompt"]["tokens"]:
                 raise data.Refused("The prompt is empty: type some text and press Enter.")
+            result["error"] = bad_source
             built = [Edit(**edit) for _, edit in edits]
             both = self._session.compare(wanted["prompt"], built) if built else None
             clean = both.clean if both else self._session.run(wanted["prompt"])
@@ -132,7 +135,7 @@ class Workbench(anywidget.AnyWidget):
         except SpecError as error:
             index = edits[error.edit_index][0] if error.edit_index is not None else None
             result["keys"] = {"clean": run_keys(wanted)["clean"]}  # what needs no edit can still be shown
-            result["error"] = problem("edit", error, index)
+            result["error"] = bad_source or problem("edit", error, index)
         except (ValueError, data.Refused) as error:
             result["error"] = problem("prompt", error)
         except Exception as error:
@@ -144,15 +147,27 @@ class Workbench(anywidget.AnyWidget):
         self._keys = result["keys"]
         self.result = result
 
-    def _tokenise(self, wanted: dict[str, Any]) -> None:
-        known = self.tokens
-        texts = {role: wanted[role] for role in ("prompt", "source")}
-        if {role: known[role]["text"] for role in texts if role in known} == texts:
-            return
+    def _tokenise(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
+        """Shows the tokens of both texts. What is wrong with the source is returned: the prompt can run without it."""
+        prompt, source = texts = (wanted["prompt"], wanted["source"])
+        if self._tokenised[0] == texts:
+            return self._tokenised[1]
+        rows, source_rows, wrong = self._tokens_of(prompt), [], None
+        try:
+            if source:
+                self._session.encode(source)  # refuses what could not run
+            source_rows = self._tokens_of(source)
+        except ValueError as error:
+            wrong = problem("source", str(error).replace("the prompt", "the source"))
         self.tokens = {
-            role: {"text": text, "tokens": [token_row(t) for t in self._session.tokens(text)] if text else []}
-            for role, text in texts.items()
+            "prompt": {"text": prompt, "tokens": rows},
+            "source": {"text": source, "tokens": source_rows},
         }
+        self._tokenised = (texts, wrong)
+        return wrong
+
+    def _tokens_of(self, text: str) -> list[list[Any]]:
+        return [token_row(token) for token in self._session.tokens(text)] if text else []
 
     def _predictions(self, clean: Any, both: Any) -> dict[str, Any]:
         if both is None:

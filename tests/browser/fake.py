@@ -33,10 +33,9 @@ class FakeEngine:
             "device": "CPU",
             "dtype": "float32",
             "mode": "eager",
-            "max_model_len": 512,
         }
         missing = {"blocks.3.ln2.hook_in": "this layer has none"}
-        self.model = Model(shape, torch.float32, 2048, tuple(Attention(0.3) for _ in range(layers)), missing, info)
+        self.model = Model(shape, torch.float32, 512, tuple(Attention(0.3) for _ in range(layers)), missing, info)
         self.delay = 0.0
         self.fail: Exception | None = None
         self.calls = 0

@@ -291,6 +291,30 @@ def test_errors_say_where_they_belong(workbench: Workbench, made: Any) -> None:
     assert error(prompt=PROMPT) is None and workbench.result["rows"]
 
 
+@pytest.mark.parametrize("source", ["   ", "x" * 3000], ids=["empty", "too long"])
+def test_a_source_that_cannot_run_is_said_at_the_source(workbench: Workbench, monkeypatch: Any, source: str) -> None:
+    from explorer import tokens
+
+    session, rows, strip = workbench._session, workbench.result["rows"], workbench.tokens["prompt"]
+    encode = tokens.encode
+    monkeypatch.setattr(  # a tokenizer that keeps no spaces
+        "explorer.session.encode", lambda words, text, *args, **rest: encode(words, text.strip(), *args, **rest)
+    )
+    workbench.state = {**workbench.state, "source": source}
+    settle(session)
+    error = workbench.result["error"]
+    assert error["where"] == "source" and error["message"].startswith("the source ")
+    assert workbench.result["rows"] == rows and workbench.tokens["prompt"] == strip
+    assert workbench.tokens["source"] == {"text": source, "tokens": []}
+    patch = {"hook": "blocks.1.hook_out", "op": "patch", "pos": 1, "source": {"prompt": source}}
+    workbench.state = {**workbench.state, "edits": [patch]}
+    settle(session)
+    assert workbench.result["error"] == error
+    workbench.state = {**workbench.state, "source": "When Mary and June went", "edits": []}
+    settle(session)
+    assert workbench.result["error"] is None and workbench.tokens["source"]["tokens"]
+
+
 def test_jobs_are_shown_and_cancelled(workbench: Workbench, made: Any) -> None:
     made[1].gate.clear()
     workbench.state = {**workbench.state, "prompt": "slow"}
