@@ -20,6 +20,7 @@ from .state import State, asks, complete, digest, spec
 
 log = logging.getLogger(__name__)
 opened: weakref.WeakSet[Workbench] = weakref.WeakSet()
+CLOSED = "The session is closed: boot a new one."
 TOP = 6  # rows of the prediction table come from the union of both top six
 
 
@@ -48,6 +49,7 @@ class Workbench(anywidget.AnyWidget):
         self._arrays = data.ArrayCache()
         self._active: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._submitted = 0
+        self._newest: dict[str, int] = {}  # slot -> its last job
         self._closed = False
         about = describe(session)
         super().__init__(state=state, about=about)
@@ -100,14 +102,14 @@ class Workbench(anywidget.AnyWidget):
             return
         self._asked = wanted
 
-        def dropped(by_user: bool) -> None:
-            if by_user and wanted == self._asked:
-                self._no_result(wanted, "The run was cancelled.")
+        def dropped(why: str | None) -> None:
+            if why and wanted == self._asked:
+                self._no_result(wanted, why)
 
         try:
             self._submit("run", "Run", lambda job: self._run(job, wanted), dropped)
-        except SessionClosed as error:
-            self._no_result(wanted, str(error))
+        except SessionClosed:
+            self._no_result(wanted, CLOSED)
 
     def _no_result(self, wanted: dict[str, Any], why: str) -> None:
         self._keys = {}
@@ -138,6 +140,8 @@ class Workbench(anywidget.AnyWidget):
             result["error"] = bad_source or problem("edit", error, index)
         except (ValueError, data.Refused) as error:
             result["error"] = problem("prompt", error)
+        except SessionClosed:
+            result["error"] = problem("run", CLOSED)
         except Exception as error:
             log.exception("the workbench's run failed")
             result["error"] = problem("run", f"The engine could not run this: {error}")
@@ -209,13 +213,13 @@ class Workbench(anywidget.AnyWidget):
         label = {"grid": "Norms of every hook"}.get(ask["view"], "Activations")
         wanted = self._asked
 
-        def dropped(by_user: bool) -> None:
-            self._reply(ask, error="Cancelled." if by_user else None, dropped=not by_user)
+        def dropped(why: str | None) -> None:
+            self._reply(ask, error=why, dropped=why is None)
 
         try:
             self._submit(f"data {ask['view']}", label, lambda job: self._fetch(job, ask, wanted), dropped)
-        except SessionClosed as error:
-            self._reply(ask, error=str(error))
+        except SessionClosed:
+            self._reply(ask, error=CLOSED)
 
     def _fetch(self, job: Any, ask: dict[str, Any], wanted: Any) -> None:
         try:
@@ -223,6 +227,8 @@ class Workbench(anywidget.AnyWidget):
             array = self._at_hand(ask) if ask["run"] == self._keys.get(run_of(ask)) else None
         except Cancelled:
             return
+        except SessionClosed:
+            self._reply(ask, error=CLOSED)
         except (ValueError, data.Refused) as error:
             self._reply(ask, error=str(error))
         except Exception as error:
@@ -270,10 +276,10 @@ class Workbench(anywidget.AnyWidget):
 
     # Jobs: every long thing goes through the session's one worker thread -------------------------------------------
 
-    def _submit(self, slot: str, label: str, work: Callable[[Any], None], dropped: Callable[[bool], None]) -> None:
-        """Queues `work(job)`. `dropped(by_user)` is called if it was cancelled: by the user, or by a newer job."""
+    def _submit(self, slot: str, label: str, work: Callable[[Any], None], dropped: Callable[[str | None], None]) -> None:
+        """Queues `work(job)`. If it was cancelled, `dropped(why)` is called; a newer job of its slot is no reason."""
         self._submitted += 1
-        number = self._submitted
+        number = self._newest[slot] = self._submitted
         started = time.time()
         entry = {"id": number, "label": label, "done": 0, "total": 0, "message": "", "stopped": False}
 
@@ -283,10 +289,15 @@ class Workbench(anywidget.AnyWidget):
 
         def finished(job: Any) -> None:
             self._active.pop(number, None)
-            outcome = "cancelled" if job.cancelled else "failed" if job.error else "done"
+            why = None
+            if job.cancelled and entry["stopped"]:
+                why = "The run was cancelled." if slot == "run" else "Cancelled."
+            elif job.cancelled and self._newest[slot] == number:
+                why = CLOSED  # nobody else cancels the newest job
+            outcome = "closed" if why == CLOSED else "cancelled" if job.cancelled else "failed" if job.error else "done"
             self._show_jobs({"label": label, "outcome": outcome, "seconds": time.time() - started})
             if job.cancelled and not self._closed:
-                dropped(bool(entry["stopped"]))
+                dropped(why)
 
         job = self._session.jobs.submit(work, slot=f"{self.model_id} {slot}", on_progress=progress)
         self._active[number] = (job, entry)

@@ -458,6 +458,26 @@ def test_a_closed_session_is_said_on_the_page(workbench: Workbench, made: Any, m
     assert workbench.result["error"]["where"] == "run" and "closed" in workbench.result["error"]["message"]
 
 
+def test_closing_the_session_under_a_queued_run_is_said(made: Any, monkeypatch: Any) -> None:
+    session, engine = made
+    says = {"where": "run", "index": None, "message": "The session is closed: boot a new one."}
+    engine.gate.clear()
+    running, queued = (Workbench(session, opening(session, text)) for text in (PROMPT, "later"))
+    session.close()
+    for workbench in (running, queued):
+        assert workbench.result["error"] == says and workbench.jobs["active"] == []
+        assert workbench.jobs["last"]["outcome"] == "closed"
+    other, engine = fake.session()
+    workbench = Workbench(other, opening(other, PROMPT))
+    settle(other)
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(workbench, "send", lambda content, buffers=None: sent.append(content))
+    engine.gate.clear()
+    workbench._on_message(workbench, ask(workbench, "norms"), [])
+    other.close()
+    assert [(answer["error"], answer["dropped"]) for answer in sent] == [(says["message"], False)]
+
+
 def test_saved_javascript_reaches_open_pages(tmp_path: Any, monkeypatch: Any) -> None:
     (tmp_path / "a.js").write_text("1")
     saved = threading.Event()
