@@ -67,6 +67,14 @@ export function seconds(value) {
   return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(1)} s`;
 }
 
+// A run in a few words: the likeliest token and its probability, "Paris 66% to 12%" with an edit.
+export function headline({ rows, edited }, name = visible) {
+  if (!rows?.length) return "";
+  const whole = (p) => (p === null ? "NaN" : `${Math.round(p * 100)}%`);
+  const [text, , before, after] = rows.reduce((a, b) => (b[2] > a[2] ? b : a));
+  return `${name(text)} ${whole(before)}${edited ? ` to ${whole(after)}` : ""}`;
+}
+
 // Positions as a student would write them: 3, 5 to 8.
 export function ranges(positions) {
   const sorted = [...positions].sort((a, b) => a - b);

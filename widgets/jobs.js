@@ -1,6 +1,6 @@
-// The job bar: what is running and how far it is, with a cancel; at rest, what the last run took.
+// The job bar: what is running and how far it is, with a cancel; at rest, what the last run found and took.
 
-import { h, seconds } from "./dom.js";
+import { h, headline, seconds } from "./dom.js";
 
 export function mount(el, store) {
   const text = h("span", { class: "what" });
@@ -29,9 +29,9 @@ export function mount(el, store) {
       track.setAttribute("aria-valuenow", String(Math.round(share * 100)));
     } else {
       const { seconds: took } = store.result;
+      const found = headline(store.result);
       if (last?.outcome === "cancelled") text.textContent = `${last.label} cancelled`;
-      else if (took !== undefined && !store.result.error) text.textContent = `${store.result.edited ? "Clean and patched" : "Clean run"} in ${seconds(took)}`;
-      else text.textContent = "";
+      else text.textContent = found && took !== undefined ? `${found}, in ${seconds(took)}` : "";
     }
     if (active.length && !timer) timer = setInterval(show, 100);
     if (!active.length && timer) {

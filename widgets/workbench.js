@@ -1,6 +1,6 @@
 // The page of the workbench: puts the views together around one store, and keeps the keys to itself.
 
-import { h, visible } from "./dom.js";
+import { h, headline, visible } from "./dom.js";
 import { mount as mountHeatmap } from "./heatmap.js";
 import { mount as mountHooks } from "./hooks.js";
 import { mount as mountJobs } from "./jobs.js";
@@ -49,16 +49,13 @@ function mountHeader(el, store) {
   );
 }
 
-// "Paris 66 % to 12 %", politely and once a run.
+// The result, politely and once a run.
 function mountSpoken(el, store) {
   el.setAttribute("aria-live", "polite");
   store.watch(
     (s) => [s.result],
-    ({ rows, edited, error }) => {
-      if (error || !rows?.length) return;
-      const whole = (p) => `${Math.round(p * 100)} %`;
-      const best = rows.reduce((a, b) => (b[2] > a[2] ? b : a));
-      el.textContent = `${visible(best[0].trim())} ${whole(best[2])}${edited ? ` to ${whole(best[3])}` : ""}`;
+    (result) => {
+      if (!result.error && result.rows?.length) el.textContent = headline(result, (token) => visible(token.trim()));
     },
   );
 }

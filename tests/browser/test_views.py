@@ -106,6 +106,19 @@ def test_looking_at_a_token_of_the_difference_does_not_choose_it(page: Page, abo
     assert page.evaluate("model.get('state').compare") == [" Paris", None]
 
 
+def test_the_job_line_says_the_result_once_a_run_is_over(page: Page, about: dict[str, Any]) -> None:
+    given = traits(about, ["The", " city"])
+    given["jobs"]["last"] = {"label": "Run", "outcome": "done", "seconds": 0.05}
+    mount(page, given)
+    line = page.locator(".job .what")
+    assert line.inner_text() == "\u2423a 50% to 25%, in 40 ms"
+    assert page.locator(".axp > .sr").text_content() == "a 50% to 25%"
+    page.evaluate("model.set('result', { ...model.get('result'), edited: false })")
+    assert line.inner_text() == "\u2423a 50%, in 40 ms"
+    page.evaluate("model.set('result', { ...model.get('result'), rows: [] })")
+    assert line.inner_text() == ""
+
+
 def test_attention_without_an_edit_is_no_change(page: Page, about: dict[str, Any]) -> None:
     given = traits(about, ["The", " city"], tab="attention", of="change")
     given["result"]["edited"] = False
