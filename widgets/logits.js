@@ -94,7 +94,7 @@ export function mount(el, store) {
   }
 }
 
-const WHERE = { prompt: "see the prompt above.", edit: "see the edit marked below.", run: "see the message below.", difference: "" };
+const WHERE = { prompt: "see the prompt above.", run: "see the message below." };
 
 function bar(kind, share) {
   const el = h("span", { class: kind });

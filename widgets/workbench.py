@@ -120,24 +120,22 @@ class Workbench(anywidget.AnyWidget):
         started = time.perf_counter()
         edits = wanted["edits"]
         result = blank(wanted)
-        bad_source = None
         try:
             bad_source = self._tokenise(wanted)
             if not self.tokens["prompt"]["tokens"]:
                 raise data.Refused("The prompt is empty: type some text and press Enter.")
             result["error"] = bad_source
-            built = [Edit(**edit) for _, edit in edits]
-            both = self._session.compare(wanted["prompt"], built) if built else None
+            try:
+                both = self._session.compare(wanted["prompt"], [Edit(**e) for _, e in edits]) if edits else None
+            except SpecError as error:  # what needs no edit is still shown
+                both, index = None, edits[error.edit_index][0] if error.edit_index is not None else None
+                result |= {"edited": False, "error": bad_source or problem("edit", error, index)}
             clean = both.clean if both else self._session.run(wanted["prompt"])
             result |= self._predictions(clean, both)
-            result["keys"] = run_keys(wanted)
-            result |= self._difference(wanted["compare"], result["rows"], clean, both)
+            result["keys"] = run_keys(wanted) if both or not edits else {"clean": run_keys(wanted)["clean"]}
+            result |= self._difference(wanted["compare"], result["rows"], clean, both, result["error"])
         except Cancelled:
             return
-        except SpecError as error:
-            index = edits[error.edit_index][0] if error.edit_index is not None else None
-            result["keys"] = {"clean": run_keys(wanted)["clean"]}  # what needs no edit can still be shown
-            result["error"] = bad_source or problem("edit", error, index)
         except (ValueError, data.Refused) as error:
             result["error"] = problem("prompt", error)
         except SessionClosed:
@@ -180,14 +178,16 @@ class Workbench(anywidget.AnyWidget):
         rows = [[text, int(token), *data.finite(numbers)] for text, token, *numbers in both.top(TOP)]
         return {"rows": rows, "kl": data.finite([both.kl()])[0]}
 
-    def _difference(self, chosen: list[str | None], rows: list[Any], clean: Any, both: Any) -> dict[str, Any]:
+    def _difference(
+        self, chosen: list[str | None], rows: list[Any], clean: Any, both: Any, earlier: dict[str, Any] | None
+    ) -> dict[str, Any]:
         likeliest = sorted(rows, key=lambda row: row[2], reverse=True)
         tokens = [text if text is not None else rank[1] for text, rank in zip(chosen, likeliest, strict=False)]
         names = [text if text is not None else rank[0] for text, rank in zip(chosen, likeliest, strict=False)]
         try:
             values = both.logit_diff(*tokens) if both else [clean.logit_diff(*tokens)] * 2
         except ValueError as error:
-            return {"difference": None, "error": problem("difference", error)}
+            return {"difference": None, "error": earlier or problem("difference", error)}
         return {"difference": {"tokens": names, "values": data.finite(values)}}
 
     # Arrays: pulled by the views, by key ---------------------------------------------------------------------------
@@ -276,7 +276,9 @@ class Workbench(anywidget.AnyWidget):
 
     # Jobs: every long thing goes through the session's one worker thread -------------------------------------------
 
-    def _submit(self, slot: str, label: str, work: Callable[[Any], None], dropped: Callable[[str | None], None]) -> None:
+    def _submit(
+        self, slot: str, label: str, work: Callable[[Any], None], dropped: Callable[[str | None], None]
+    ) -> None:
         """Queues `work(job)`. If it was cancelled, `dropped(why)` is called; a newer job of its slot is no reason."""
         self._submitted += 1
         number = self._newest[slot] = self._submitted

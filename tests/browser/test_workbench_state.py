@@ -277,10 +277,13 @@ def test_errors_say_where_they_belong(workbench: Workbench, made: Any) -> None:
         found: dict[str, Any] = workbench.result["error"]
         return found
 
+    clean = workbench.result
     off = {"hook": "blocks.1.hook_out", "op": "suppress", "enabled": False}
     wrong = error(edits=[off, {"hook": "blocks.1.hook_out", "op": "suppress", "pos": 500}])
     assert (wrong["where"], wrong["index"]) == ("edit", 1) and "500" in wrong["message"]
-    assert workbench.result["rows"] == [] and workbench.result["keys"].keys() == {"clean"}
+    refused = workbench.result
+    assert refused["keys"] == {"clean": clean["keys"]["clean"]} and not refused["edited"]
+    assert [refused[key] for key in ("rows", "difference")] == [clean[key] for key in ("rows", "difference")]
     assert error(edits=[off]) is None
     assert error(compare=["several tokens", None])["where"] == "difference"
     assert workbench.result["rows"]
