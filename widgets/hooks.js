@@ -6,9 +6,11 @@ import { findHook, hookName } from "./store.js";
 const GROUPS = ["residual", "attention", "mlp"];
 const SHORT = {
   resid_pre: "pre", resid_mid: "mid", resid_post: "post",
-  q: "q", k: "k", v: "v", rot_q: "q\u21bb", rot_k: "k\u21bb", scores: "scor", pattern: "patt", z: "z", attn_out: "out",
-  post: "neur", mlp_out: "out", embed: "embed", ln_final: "final norm", logits: "logits",
+  q: "q", k: "k", v: "v", rot_q: "q\u21bb", rot_k: "k\u21bb", scores: "scores", pattern: "pattern", z: "z", attn_out: "out",
+  post: "neurons", mlp_out: "out", embed: "embed", ln_final: "final norm", logits: "logits",
 };
+// Widths in proportion to the names: every name is a whole word in a grid that fits beside the heatmap.
+const WIDTH = { q: 20, k: 20, v: 20, z: 20, rot_q: 21, rot_k: 21, resid_post: 26, scores: 35, pattern: 40, post: 44 };
 const ORDER = Object.keys(SHORT);
 
 export function mount(el, store) {
@@ -71,7 +73,10 @@ export function mount(el, store) {
       });
       body.append(row);
     }
-    table.replaceChildren(thead, body);
+    const widths = columns.map((column) => WIDTH[column.component] ?? 24);
+    const total = widths.reduce((sum, width) => sum + width, 24);
+    const cols = [24, ...widths].map((width) => h("col", { style: `width: ${((100 * width) / total).toFixed(2)}%` }));
+    table.replaceChildren(h("colgroup", {}, ...cols), thead, body);
     ends.replaceChildren(
       ...about.columns
         .filter((column) => !column.name.includes("{i}"))

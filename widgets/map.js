@@ -182,6 +182,7 @@ export function createMap(el, { onPick }) {
     low.textContent = number(limits.low);
     high.textContent = number(limits.high);
     unit.textContent = plot.unit;
+    unit.title = unit.textContent; // cut short where the page is narrow
     const parts = [];
     if (flags.size) {
       const names = [...flags].slice(0, 4).map((p) => `${p} ${visible(plot.tokens[p]?.[1] ?? "")}`);

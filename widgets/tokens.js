@@ -1,6 +1,6 @@
 // The prompts and their token strips: type, choose tokens by mouse or arrows, see where two prompts differ.
 
-import { alertLine, h, tokenNodes } from "./dom.js";
+import { alertLine, h, tokenNodes, visible } from "./dom.js";
 
 export function mount(el, store) {
   const grid = h("div", { class: "prompts" });
@@ -96,31 +96,34 @@ function line(grid, store, role, title, hint) {
     (tokens, others) => {
       const held = strip.contains(document.activeElement);
       strip.replaceChildren(
-        ...tokens.map(([id, text, kind], p) =>
-          h(
+        ...tokens.map(([id, text, kind], p) => {
+          const there = others[p];
+          const differs = others.length > 0 && there?.[0] !== id;
+          const name = [`token ${p}`, `id ${id}`, { bos: "beginning of sequence", special: "special token" }[kind]];
+          if (differs) name.push(there ? `the ${other} has ${visible(there[1])} here` : `the ${other} ends before`);
+          return h(
             "button",
             {
               type: "button",
               role: "option",
               tabindex: "-1",
               "data-p": p,
-              class: ["tok", kind, others.length && others[p]?.[0] !== id ? "diff" : ""].join(" "),
-              title: `token ${p}, id ${id}${kind ? `, ${kind === "bos" ? "beginning of sequence" : "special token"}` : ""}${others.length && others[p]?.[0] !== id ? `, not the same in the ${other}` : ""}`,
+              class: ["tok", kind, differs ? "diff" : ""].join(" "),
+              title: name.filter(Boolean).join(", "),
             },
             h("sup", {}, String(p)),
             h("bdi", {}, ...tokenNodes(text)),
-          ),
-        ),
+          );
+        }),
       );
       strip.hidden = !tokens.length;
       const both = role === "source" && tokens.length && others.length;
+      const differ = strip.querySelector(".diff") ? "Underlined: where the two prompts differ." : "";
       note.textContent = !both
         ? ""
         : tokens.length !== others.length
-          ? `The source has ${tokens.length} tokens, the prompt ${others.length}: choose the source tokens apart where they do not line up.`
-          : tokens.some(([id], p) => id !== others[p][0])
-            ? "Underlined: where the two prompts differ."
-            : "The two prompts are the same.";
+          ? `${differ} The source has ${tokens.length} tokens, the prompt ${others.length}: choose the source tokens apart where they do not line up.`.trim()
+          : differ || "The two prompts are the same.";
       anchor = Math.min(anchor, Math.max(0, tokens.length - 1));
       move(Math.min(focus, Math.max(0, tokens.length - 1)));
       if (held) strip.children[focus]?.focus();

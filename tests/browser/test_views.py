@@ -119,6 +119,30 @@ def test_the_job_line_says_the_result_once_a_run_is_over(page: Page, about: dict
     assert line.inner_text() == ""
 
 
+def test_names_of_the_grid_are_whole_words(page: Page, about: dict[str, Any]) -> None:
+    mount(page, traits(about, ["The", " city"]))
+    names = page.locator("thead tr:last-child th")
+    assert {"scores", "pattern", "neurons"} < set(names.all_inner_texts())
+    for width in (1110, 476):
+        page.set_viewport_size({"width": width, "height": 800})
+        cut = names.evaluate_all("(all) => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)")
+        assert cut == []
+
+
+def test_tokens_that_differ_say_what_the_other_prompt_has(page: Page, about: dict[str, Any]) -> None:
+    given = traits(about, ["a", " b", " c"], source="a d")
+    given["tokens"]["source"] = {"text": "a d", "tokens": [[0, "a", ""], [9, " d", ""]]}
+    mount(page, given)
+    titles = page.locator(".tok.diff").evaluate_all("(all) => all.map((e) => e.title)")
+    assert titles == [
+        "token 1, id 1, the source has \u2423d here",
+        "token 2, id 2, the source ends before",
+        "token 1, id 9, the prompt has \u2423b here",
+    ]
+    note = page.locator(".tokens .notes").last.inner_text()
+    assert note.startswith("Underlined: where the two prompts differ. The source has 2 tokens, the prompt 3:")
+
+
 def test_attention_without_an_edit_is_no_change(page: Page, about: dict[str, Any]) -> None:
     given = traits(about, ["The", " city"], tab="attention", of="change")
     given["result"]["edited"] = False
