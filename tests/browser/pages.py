@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
@@ -43,13 +45,35 @@ def settled(notebook: Lab, name: str = "w") -> None:
     """Waits until nothing is under way any more: no change of the page, no job, no array."""
     look = f"[{name}.state, {name}.result.get('seconds'), {name}.jobs]"
     last, same, deadline = None, 0, time.monotonic() + 30
-    while same < 2:
+    while same < 4:  # the page sends a change when the kernel has taken the one before: quiet must last a while
         assert time.monotonic() < deadline, f"still busy: {last}"
         notebook.evaluate(f"{name}._session.jobs.call(lambda job: None)")
         now = notebook.evaluate(look)
         same = same + 1 if now == last and not now[2]["active"] else 0
         last = now
+        notebook.page.wait_for_timeout(75)
+
+
+def becomes(notebook: Lab, expression: str, value: Any) -> None:
+    """Asserts that an expression in the kernel comes to have a value: what the page does reaches it a little later."""
+    deadline = time.monotonic() + 10
+    while (now := notebook.evaluate(expression)) != value:
+        assert time.monotonic() < deadline, f"{expression} is {now!r}, not {value!r}"
         notebook.page.wait_for_timeout(50)
+
+
+def hover(page: Page, across: float, down: float, says: str) -> re.Match[str]:
+    """Points at a place of the map, as shares of its size, until the value beside the scale reads like `says`."""
+    box = axp(page).locator("canvas.map").bounding_box()
+    assert box
+    readout = axp(page).locator(".heat .readout")
+    deadline = time.monotonic() + 10
+    while not (found := re.match(says, readout.inner_text())):
+        assert time.monotonic() < deadline, f"{readout.inner_text()!r} is not like {says!r}"
+        for shift in (0, 1):  # the map may just have been drawn anew under the pointer
+            page.mouse.move(box["x"] + box["width"] * across + shift, box["y"] + box["height"] * down)
+        page.wait_for_timeout(50)
+    return found
 
 
 def choose(page: Page, hook: str) -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import expect
 
 from .conftest import Lab
-from .pages import EIFFEL, JOHN, MARY, add_edit, axp, choose, number, open_workbench, predictions, settled
+from .pages import (
+    EIFFEL,
+    JOHN,
+    MARY,
+    add_edit,
+    axp,
+    becomes,
+    choose,
+    hover,
+    number,
+    open_workbench,
+    predictions,
+    settled,
+)
 
 
 def shows_compare(notebook: Lab, prompt: str, spec: str, a: str, b: str) -> None:
@@ -106,7 +118,7 @@ def test_choosing_tokens_by_mouse_and_keys(notebook: Lab) -> None:
     page.keyboard.press("Home")
     assert chosen() == [0]
     assert strip.locator('[tabindex="0"]').count() == 1
-    assert notebook.evaluate("w.state['positions']") == [0]
+    becomes(notebook, "w.state['positions']", [0])
 
 
 def test_a_new_prompt_runs_by_itself(notebook: Lab) -> None:
@@ -139,16 +151,12 @@ def test_the_map_shows_the_runs_numbers(notebook: Lab) -> None:
     assert number(readout.locator("b").inner_text().replace(",", "")) == pytest.approx(norm, rel=1e-3)
     page.keyboard.press("Enter")
     expect(axp(page).locator("td.on")).to_have_attribute("data-hook", f"blocks.{layer}.hook_out")
-    assert notebook.evaluate("w.state['positions']") == [token]
+    becomes(notebook, "w.state['positions']", [token])
     expect(axp(page).locator(".heat .notes")).to_contain_text("Left out of the scale")  # the attention sink at token 0
 
     choose(page, "blocks.2.attn.k.hook_out")
     settled(notebook)
-    box = canvas.bounding_box()
-    assert box
-    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.4)
-    found = re.match(r"token (\d+) .*, dimension (\d+) of head (\d+): (.*)", readout.inner_text())
-    assert found, readout.inner_text()
+    found = hover(page, 0.6, 0.4, r"token (\d+) .*, dimension (\d+) of head (\d+): (.*)")
     p, d, head = map(int, found.groups()[:3])
     value = notebook.evaluate(
         f"(lambda name: float(session.run({EIFFEL!r}, capture=name)[name][{p}, {head}, {d}]))"
@@ -160,9 +168,7 @@ def test_the_map_shows_the_runs_numbers(notebook: Lab) -> None:
     settled(notebook)
     axp(page).locator(".heat .heads").get_by_role("button", name="head 4").click()
     settled(notebook)
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.7)
-    found = re.match(r"(\d+) .* looks at (\d+) .*: (.*)", readout.inner_text())
-    assert found, readout.inner_text()
+    found = hover(page, 0.5, 0.7, r"(\d+) .* looks at (\d+) .*: (.*)")
     weight = notebook.evaluate(
         f"float(session.run({EIFFEL!r}, capture='blocks.9.attn.hook_pattern').pattern(9)[4, {found[1]}, {found[2]}])"
     )

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from .conftest import BOOT, Lab
-from .pages import EIFFEL, MARY, OPEN, add_edit, axp, choose, no_overflow, open_workbench, predictions, settled
+from .pages import EIFFEL, MARY, OPEN, add_edit, axp, becomes, choose, no_overflow, open_workbench, predictions, settled
 
 HOSTILE = {
     "html": "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>",
@@ -34,8 +34,8 @@ def test_hostile_prompts_are_shown_as_text(notebook: Lab, prompt: str) -> None:
     typed = box.input_value()  # a text field turns \r\n into \n
     page.wait_for_function("() => !document.querySelector('.axp .job.running')")
     settled(notebook)
-    assert notebook.evaluate("w.result['prompt'] == w.state['prompt'] and w.result['error']") is None
-    assert notebook.evaluate("w.state['prompt']") == typed
+    becomes(notebook, "w.result['prompt'] == w.state['prompt'] and w.result['error']", None)
+    becomes(notebook, "w.state['prompt']", typed)
     texts = notebook.evaluate(f"[t.text for t in session.tokens({typed!r})]")
     shown = page.evaluate(
         "[...document.querySelectorAll('.axp .strip:not([hidden]) .tok bdi')].map(e => e.textContent)"
@@ -173,7 +173,7 @@ def test_two_cells_keep_two_workbenches(notebook: Lab) -> None:
     assert notebook.evaluate("[a.comm is not None, b.comm is not None]") == [True, True]
     axp(page).nth(0).get_by_label("Tokens of the prompt").locator('[data-p="1"]').click()
     settled(notebook, "a")
-    assert notebook.evaluate("[a.state['positions'], b.state['positions']]") == [[1], []]
+    becomes(notebook, "[a.state['positions'], b.state['positions']]", [[1], []])
 
 
 def cells_of(page: Page) -> Any:
@@ -292,7 +292,7 @@ def test_a_long_job_shows_and_can_be_cancelled(notebook: Lab) -> None:
     box.press("Enter")
     expect(axp(page).locator(".tok")).to_have_count(5)
     settled(notebook)
-    assert notebook.evaluate("w.result['prompt']") == "quick"
+    becomes(notebook, "w.result['prompt']", "quick")
     notebook.evaluate("[w.close(), slow.close()]")
 
 
