@@ -72,3 +72,4 @@ def test_click_to_new_numbers(notebook: Lab, capsys: pytest.CaptureFixture[str])
             f"session.compare alone {compare:.0f} ms; ours on top {click - run:.0f} ms"
         )
     assert all(value == value for value in clicks), "a click did not change the numbers"
+    assert click < run * 1.5 + 300

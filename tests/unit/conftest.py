@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from explorer import Session
 from explorer.models import resolve
 from explorer.tokens import load_tokenizer
 
+from . import fake
 from .tokenizer_zoo import byte_level
 
 
@@ -26,3 +29,15 @@ def smol_folder() -> Path:
 @pytest.fixture(scope="session")
 def smol(smol_folder: Path) -> Any:
     return load_tokenizer(smol_folder)
+
+
+@pytest.fixture
+def engine() -> fake.FakeEngine:
+    return fake.FakeEngine()
+
+
+@pytest.fixture
+def session(engine: fake.FakeEngine) -> Iterator[Session]:
+    """An open session on the fake engine."""
+    with fake.session(engine) as session:
+        yield session

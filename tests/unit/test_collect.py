@@ -17,12 +17,6 @@ from . import fake
 HOOKS = ["blocks.0.hook_out", "blocks.1.attn.hook_z"]
 
 
-@pytest.fixture
-def session():
-    with fake.session() as made:
-        yield made
-
-
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr(collect, "BATCH_TOKENS", 12)

@@ -17,17 +17,6 @@ PROMPT = "w0 w1 w2 w3"
 STREAM = "blocks.1.hook_out"
 
 
-@pytest.fixture
-def engine():
-    return fake.FakeEngine()
-
-
-@pytest.fixture
-def session(engine):
-    with fake.session(engine) as session:
-        yield session
-
-
 # --- captures ---------------------------------------------------------------------------------------------------------
 
 

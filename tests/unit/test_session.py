@@ -21,17 +21,6 @@ Z = "blocks.0.attn.o.hook_in"
 A, B = "w0 w1 w2", "w5 w6 w7"
 
 
-@pytest.fixture
-def engine():
-    return fake.FakeEngine()
-
-
-@pytest.fixture
-def session(engine):
-    with fake.session(engine) as session:
-        yield session
-
-
 # --- prompts and batches ----------------------------------------------------------------------------------------------
 
 
