@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import html
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ class Kind:
     width: str = "d_model"  # the ModelShape field of its last axis
     edit: bool = True
     derived_from: tuple[str, ...] = ()  # computed from these hook points instead of being tapped
+    one_with: str | None = None  # an alias of this hook in models where nothing comes between the two
 
 
 # Canonical names are TransformerLens's bridge names, aliases its classic ones.
@@ -137,8 +138,14 @@ KINDS: tuple[Kind, ...] = (
         "blocks.{i}.attn.hook_out",
         "attn_out",
         "attention",
-        "The attention layer's output, added to the stream.",
-        ("blocks.{i}.hook_attn_out",),
+        "The attention layer's output.",
+    ),
+    Kind(
+        "blocks.{i}.hook_attn_out",
+        "attn_added",
+        "attention",
+        "What attention adds to the stream: its output after a norm or multiplier of its own.",
+        one_with="blocks.{i}.attn.hook_out",
     ),
     Kind(
         "blocks.{i}.ln2.hook_in",
@@ -160,8 +167,14 @@ KINDS: tuple[Kind, ...] = (
         "blocks.{i}.mlp.hook_out",
         "mlp_out",
         "mlp",
-        "The MLP's output, added to the stream.",
-        ("blocks.{i}.hook_mlp_out",),
+        "The MLP's output.",
+    ),
+    Kind(
+        "blocks.{i}.hook_mlp_out",
+        "mlp_added",
+        "mlp",
+        "What the MLP adds to the stream: its output after a norm or multiplier of its own.",
+        one_with="blocks.{i}.mlp.hook_out",
     ),
     Kind(
         "blocks.{i}.hook_out",
@@ -258,14 +271,20 @@ class Catalogue:
     Iterating gives `HookPoint`s in the order of the forward pass, those that are not available included.
     """
 
-    def __init__(self, shape: ModelShape, missing: Mapping[str, str] | None = None) -> None:
-        """`missing` maps the canonical names that cannot fire in this model to the reason."""
+    def __init__(self, shape: ModelShape, missing: Mapping[str, str] | None = None, *, apart: bool = False) -> None:
+        """`missing` maps the canonical names that cannot fire in this model to the reason.
+
+        `apart`: something (a norm, a multiplier) comes between the outputs of attention and MLP and the stream, so that
+        `hook_attn_out` and `hook_mlp_out` are hook points of their own.
+        """
         self.shape = shape
         missing = missing or {}
         self._points: dict[str, HookPoint] = {}
         self._aliases: dict[str, str] = {}
-        for kind, layer in _in_forward_order(shape.layers):
-            point = _point(kind, layer, shape, missing)
+        self._kinds = [kind for kind in KINDS if apart or kind.one_with is None]
+        more = {} if apart else {kind.one_with: kind.name for kind in KINDS if kind.one_with}
+        for kind, layer in _in_forward_order(self._kinds, shape.layers):
+            point = _point(kind, layer, shape, missing, more.get(kind.name))
             self._points[point.name] = point
             self._aliases.update(dict.fromkeys(point.aliases, point.name))
 
@@ -345,7 +364,7 @@ class Catalogue:
 
     def __repr__(self) -> str:
         rows = [("hook", "shape a token", "edit", "about")]
-        for kind in KINDS:
+        for kind in self._kinds:
             point = self._points[kind.name.replace("{i}", "0")]
             name = (
                 kind.name
@@ -367,7 +386,7 @@ class Catalogue:
 
 
 def canonical(name: str) -> str:
-    """The canonical name of an alias, in whatever model; any other name unchanged."""
+    """The canonical name of an alias that holds in every model; any other name unchanged."""
     layer = re.match(r"blocks\.([0-9]+)\.", name)
     number = layer[1] if layer else ""
     for kind in KINDS:
@@ -384,18 +403,20 @@ def _matches(name: str, glob: str) -> bool:
     return fnmatch.fnmatchcase(name, glob)
 
 
-def _in_forward_order(layers: int) -> Iterator[tuple[Kind, int | None]]:
-    per_layer = [k for k in KINDS if "{i}" in k.name]
-    yield KINDS[0], None
+def _in_forward_order(kinds: Sequence[Kind], layers: int) -> Iterator[tuple[Kind, int | None]]:
+    per_layer = [k for k in kinds if "{i}" in k.name]
+    yield kinds[0], None
     for layer in range(layers):
         for kind in per_layer:
             yield kind, layer
-    for kind in KINDS[1:]:
+    for kind in kinds[1:]:
         if kind not in per_layer:
             yield kind, None
 
 
-def _point(kind: Kind, layer: int | None, shape: ModelShape, missing: Mapping[str, str]) -> HookPoint:
+def _point(
+    kind: Kind, layer: int | None, shape: ModelShape, missing: Mapping[str, str], alias: str | None
+) -> HookPoint:
     def fill(text: str) -> str:
         return text.replace("{i}", str(layer))
 
@@ -405,7 +426,7 @@ def _point(kind: Kind, layer: int | None, shape: ModelShape, missing: Mapping[st
     reason = missing.get(name)
     return HookPoint(
         name=name,
-        aliases=tuple(map(fill, kind.aliases)),
+        aliases=tuple(map(fill, (*kind.aliases, *((alias,) if alias else ())))),
         component=kind.component,
         group=kind.group,
         about=kind.about,

@@ -184,12 +184,15 @@ class Run:
     @property
     def spec(self) -> dict[str, Any]:
         """The edits as plain JSON, `{}` for a clean run. Patch sources are recipes."""
-        return to_json(self._edits)
+        return to_json(self._edits, self._name)
 
     def recipe(self) -> dict[str, Any]:
         """How to make the fed tokens' activations again: `{"ids": [...], "edits": {...}}`, plain JSON."""
         out: dict[str, Any] = {"ids": list(self.fed)}
-        return out | {"edits": to_json(self.fed_edits)} if self.fed_edits else out
+        return out | {"edits": to_json(self.fed_edits, self._name)} if self.fed_edits else out
+
+    def _name(self, hook: str) -> str:
+        return self._origin.catalogue.find(hook).name
 
     @property
     def fed(self) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ class Session:
         self.jobs = jobs
         self._engine: Engine | None = engine
         self.model = engine.model
-        self.hooks = Catalogue(engine.model.shape, engine.model.missing)
+        self.hooks = Catalogue(engine.model.shape, engine.model.missing, apart=engine.model.apart)
         self.info = {
             "model": self.name,
             **engine.model.info,

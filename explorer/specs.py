@@ -153,10 +153,11 @@ def parse_batch(edits: Any, prompts: int) -> list[tuple[Edit, ...]]:
     return [parse(edits)] * prompts
 
 
-def to_json(edits: Sequence[Edit]) -> dict[str, Any]:
+def to_json(edits: Sequence[Edit], canonical: Callable[[str], str] = canonical) -> dict[str, Any]:
     """The spec as plain JSON: `{hook: {"op": ...}}`, or `{hook: [edit, ...]}` where a hook has several.
 
-    Edits of one hook stay together and in order, under the name that the first of them uses.
+    Edits of one hook stay together and in order, under the name that the first of them uses. `canonical` says which
+    names are one hook; a model may have more of them than hold in every model.
     """
     names: dict[str, str] = {}
     grouped: dict[str, list[dict[str, Any]]] = {}

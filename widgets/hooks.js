@@ -6,8 +6,8 @@ import { findHook, hookName } from "./store.js";
 const GROUPS = ["residual", "attention", "mlp"];
 const SHORT = {
   resid_pre: "pre", resid_mid: "mid", resid_post: "post",
-  q: "q", k: "k", v: "v", rot_q: "q\u21bb", rot_k: "k\u21bb", scores: "scores", pattern: "pattern", z: "z", attn_out: "out",
-  post: "neurons", mlp_out: "out", embed: "embed", ln_final: "final norm", logits: "logits",
+  q: "q", k: "k", v: "v", rot_q: "q\u21bb", rot_k: "k\u21bb", scores: "scores", pattern: "pattern", z: "z", attn_out: "out", attn_added: "added",
+  post: "neurons", mlp_out: "out", mlp_added: "added", embed: "embed", ln_final: "final norm", logits: "logits",
 };
 // Widths in proportion to the names: every name is a whole word in a grid that fits beside the heatmap.
 const WIDTH = { q: 20, k: 20, v: 20, z: 20, rot_q: 21, rot_k: 21, resid_post: 26, scores: 35, pattern: 40, post: 44 };

@@ -31,6 +31,7 @@ class Model:
     attention: tuple[Attention, ...]  # one a layer
     missing: dict[str, str]  # hook points that cannot fire -> why
     info: dict[str, Any]  # engine, versions, device, mode: for people to read
+    apart: bool = False  # whether a norm or multiplier comes between attention or MLP and the stream
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ TABLE = [
     ("blocks.1.hook_in", "blocks.1.hook_resid_pre", (8,), True),
     ("blocks.1.ln2.hook_in", "blocks.1.hook_resid_mid", (8,), True),
     ("blocks.1.hook_out", "blocks.1.hook_resid_post", (8,), True),
-    ("blocks.1.attn.hook_out", "blocks.1.hook_attn_out", (8,), True),
-    ("blocks.1.mlp.hook_out", "blocks.1.hook_mlp_out", (8,), True),
+    ("blocks.1.attn.hook_out", None, (8,), True),
+    ("blocks.1.mlp.hook_out", None, (8,), True),
     ("blocks.1.attn.q.hook_out", "blocks.1.attn.hook_q", (4, 3), True),
     ("blocks.1.attn.k.hook_out", "blocks.1.attn.hook_k", (2, 3), True),
     ("blocks.1.attn.v.hook_out", "blocks.1.attn.hook_v", (2, 3), True),
@@ -48,7 +48,21 @@ def test_each_name_has_its_alias_shape_and_say(name, alias, shape, editable):
 
 
 def test_the_table_is_complete():
-    assert {name.replace(".1.", ".{i}.") for name, *_ in TABLE} == {kind.name for kind in KINDS}
+    table = {name.replace(".1.", ".{i}.") for name, *_ in TABLE}
+    assert table == {kind.name for kind in KINDS if kind.one_with is None}
+    assert {kind.one_with for kind in KINDS if kind.one_with} < table
+
+
+@pytest.mark.parametrize("branch", ["attn", "mlp"])
+def test_what_is_added_to_the_stream_is_one_hook_with_the_output_unless_something_comes_between(branch):
+    out, added = f"blocks.1.{branch}.hook_out", f"blocks.1.hook_{branch}_out"
+    assert CATALOGUE[added] is CATALOGUE[out] and CATALOGUE[out].aliases == (added,)
+    apart = Catalogue(SHAPE, apart=True)
+    assert [apart[name].name for name in (out, added)] == [out, added]
+    assert apart[out].aliases == () and apart[added].editable and apart[added].shape == (8,)
+    names = [point.name for point in apart]
+    assert names.index(added) == names.index(out) + 1
+    assert canonical(added) == added  # in one model they are one, in the next they are two
 
 
 def test_the_catalogue_is_in_forward_order():
@@ -207,5 +221,5 @@ def test_the_catalogue_reads_well():
     text = repr(CATALOGUE)
     assert "blocks.{0..2}.hook_out" in text
     assert "heads x query x key" in text
-    assert len(text.splitlines()) == len(KINDS) + 1
+    assert len(text.splitlines()) == len(TABLE) + 1
     assert Catalogue(SHAPE, {"blocks.0.hook_in": "<why>"})._repr_html_().count("&lt;why&gt;") == 1
