@@ -24,7 +24,8 @@ class Held:
     chunks: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
     head_rows: dict[int, torch.Tensor] = field(default_factory=dict)
     last_logits: torch.Tensor | None = None
-    edited: int = 0  # rows that edits were applied to
+    edited: dict[str, list[int]] = field(default_factory=dict)  # hook -> rows that each of its edits came to
+    elsewhere: tuple[str, ...] = ()  # hooks of edits that another pipeline stage applies
 
 
 @dataclass(frozen=True)
@@ -74,18 +75,23 @@ class Rows:
 
     def handle(self, name: str, spans: Sequence[Span], x: torch.Tensor) -> Edited | None:
         """Edit, then capture, the rows `(rows, width)` of one hook point; returns those that edits changed."""
-        touched: list[int] = []
-        if any(name in span.held.edits for span in spans):
+        touched: set[int] = set()
+        editing = [span for span in spans if name in span.held.edits]
+        if editing:
             x = x.clone()
-            for span in spans:
-                touched += apply(x, self._shapes[name], span.held.edits.get(name, ()), span, self._value)
+        for span in editing:
+            edits = span.held.edits[name]
+            rows_of_edits = apply(x, self._shapes[name], edits, span, self._value)
+            before = span.held.edited.get(name, [0] * len(edits))
+            span.held.edited[name] = [n + len(rows) for n, rows in zip(before, rows_of_edits, strict=True)]
+            touched.update(*rows_of_edits)
         for span in spans:
             if name in span.held.capture:
                 rows = x[span.row : span.row + span.count].clone()
                 keep(span.held.chunks.setdefault(name, {}), span.start, rows.reshape(-1, *self._shapes[name]))
         if not touched:
             return None
-        index = torch.tensor(sorted(set(touched)), device=x.device)
+        index = torch.tensor(sorted(touched), device=x.device)
         return index, x[index]
 
     def _value(self, edit: RowEdit) -> torch.Tensor | None:
@@ -104,15 +110,16 @@ def apply(
     edits: Sequence[RowEdit],
     span: Span,
     value_of: Callable[[RowEdit], torch.Tensor | None],
-) -> list[int]:
-    """Apply edits, in order, to the rows of a span of `x` `(rows, width)`, in place. Returns the rows they touched."""
-    touched: list[int] = []
+) -> list[list[int]]:
+    """Apply edits, in order, to the rows of a span of `x` `(rows, width)`, in place. Returns the rows of each."""
+    touched: list[list[int]] = []
     blocks = shape if len(shape) == 2 else (1, shape[0])
     for edit in edits:
         at = [(i, p) for i, p in enumerate(edit.rows) if span.start <= p < span.start + span.count]
-        if not at:
-            continue
         index = [span.row + p - span.start for _, p in at]
+        touched.append(index)
+        if not index or edit.heads == ():  # none of the heads that it chooses is held here
+            continue
         block = x[index].reshape(len(index), *blocks)
         value = value_of(edit)
         if value is not None and value.shape[0] > 1:
@@ -120,8 +127,6 @@ def apply(
         heads = slice(None) if edit.heads is None else list(edit.heads)
         block[:, heads] = operate(edit, block[:, heads], value)
         x[index] = block.reshape(len(index), -1)
-        touched += index
-    span.held.edited += len(touched)
     return touched
 
 
@@ -155,8 +160,11 @@ def join(chunks: dict[int, torch.Tensor]) -> torch.Tensor:
     return out[0] if len(out) == 1 else torch.cat(out[::-1])
 
 
-def check(request: Request, result: Result, edited: int) -> None:
-    """Nothing silent: every row was seen, and every edit touched every row it named."""
+def check(request: Request, result: Result, edited: Mapping[str, Sequence[int]]) -> None:
+    """Nothing silent: every row was seen, and every edit touched every row it named.
+
+    `edited` counts the rows of each edit, by hook.
+    """
     rows = len(request.ids) + max(0, len(result.generated) - 1)
     for name in request.capture:
         got = result.captures[name].shape[0] if name in result.captures else 0
@@ -164,8 +172,12 @@ def check(request: Request, result: Result, edited: int) -> None:
             raise EngineError(
                 f"{name} captured {got} rows of {rows}: the hook did not fire as it must; please report this"
             )
-    expected = sum(sum(1 for p in edit.rows if p < rows) for edit in request.edits)
-    if edited < expected:  # more where vLLM fed a token twice, after it had to give up its cache
-        raise EngineError(
-            f"edits touched {edited} rows of {expected}: a hook did not fire as it must; please report this"
-        )
+    for name in {edit.hook for edit in request.edits}:
+        expected = [sum(1 for p in edit.rows if p < rows) for edit in request.edits if edit.hook == name]
+        counts = edited.get(name, [0] * len(expected))
+        for got, want in zip(counts, expected, strict=True):
+            if got < want:  # more where vLLM fed a token twice, after it had to give up its cache
+                raise EngineError(
+                    f"an edit at {name} touched {got} rows of {want}: the hook did not fire as it must; "
+                    "please report this"
+                )

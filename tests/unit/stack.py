@@ -39,7 +39,7 @@ class Attend(nn.Module):
     """Attention within each of the sequences whose `lengths` make up the batch."""
 
     lengths: tuple[int, ...] = ()
-    head_size = SHAPE.d_head
+    head_size, num_heads, num_kv_heads = SHAPE.d_head, SHAPE.heads, SHAPE.kv_heads
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         parts = zip(*(x.split(self.lengths or (len(x),)) for x in (q, k, v)), strict=True)

@@ -32,17 +32,29 @@ def span(*hooks: str) -> Span:
     ],
 )
 def test_what_may_spoil_though_the_last_hidden_state_is_finite(hooks: tuple[str, ...], spoils: bool) -> None:
-    assert may_spoil(span(*hooks), torch.ones(4, 3)) is spoils
+    assert may_spoil(span(*hooks), [torch.ones(4, 3)]) is spoils
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_edit_that_leaves_no_finite_hidden_state_spoils(bad: float) -> None:
     hidden = torch.ones(4, 3)
     hidden[2, 1] = bad
-    assert may_spoil(span("blocks.3.hook_out"), hidden)
-    assert not may_spoil(span(), hidden)  # the model's own doing
+    assert may_spoil(span("blocks.3.hook_out"), [hidden])
+    assert may_spoil(span("blocks.3.hook_out"), [torch.ones(4, 3), hidden])  # what the next stage goes on with
+    assert not may_spoil(span(), [hidden])  # the model's own doing
     hidden[2, 1], hidden[3, 1] = 1.0, bad
-    assert not may_spoil(span("blocks.3.hook_out"), hidden)  # another request's rows
+    assert not may_spoil(span("blocks.3.hook_out"), [hidden])  # another request's rows
+
+
+def test_edits_of_other_stages_count() -> None:
+    finite, bad = [torch.ones(4, 3)], [torch.full((4, 3), float("nan"))]
+    one, two = span(), span("blocks.3.hook_out")
+    one.held.elsewhere = two.held.elsewhere = ("blocks.0.hook_out",)
+    assert not may_spoil(one, finite)
+    assert may_spoil(one, bad)
+    assert may_spoil(two, finite)  # the second may hide what the first did
+    one.held.elsewhere = ("blocks.0.attn.k.hook_out",)
+    assert may_spoil(one, finite)
 
 
 class Runner(SimpleNamespace):

@@ -89,11 +89,13 @@ def test_wrong_options(options, says):
     assert isinstance(refused.value, ValueError)
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_one_device(name):
-    check_options({name: 1}, KNOWN | {name})
-    with pytest.raises(BootError, match=f"{name}=2 is not served yet; use 1"):
-        check_options({name: 2}, KNOWN | {name})
+@pytest.mark.parametrize("backend", ["uni", "external_launcher", "mine.Executor", object])
+def test_executors(backend):
+    known = KNOWN | {"distributed_executor_backend"}
+    for served in (None, "mp", "ray"):
+        check_options({"distributed_executor_backend": served}, known)
+    with pytest.raises(BootError, match="is refused; leave it out, or use 'mp' for processes"):
+        check_options({"distributed_executor_backend": backend}, known)
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -180,6 +182,33 @@ def test_memory_on_a_cpu_is_what_the_longest_prompt_and_a_batch_need(tmp_path, m
     half = chosen(tmp_path, max_num_batched_tokens=64, dtype="bfloat16")["kv_cache_memory_bytes"]
     assert half == pytest.approx(small / 2, rel=0.01)
     assert chosen(tmp_path, kv_cache_memory_bytes=large)["kv_cache_memory_bytes"] == large
+
+
+def test_each_worker_has_cache_for_its_own_heads_and_layers(tmp_path, monkeypatch):
+    monkeypatch.setattr(internals, "on_cpu", lambda: True)
+    alone = chosen(tmp_path)["kv_cache_memory_bytes"]
+    for kind in ("tensor", "pipeline"):
+        assert chosen(tmp_path, **{f"{kind}_parallel_size": 2})["kv_cache_memory_bytes"] == alone // 2
+    assert chosen(tmp_path, tensor_parallel_size=4)["kv_cache_memory_bytes"] == alone // 2  # two have a copy each
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3 does not divide the model's heads=4"),
+        ({"pipeline_parallel_size": 3}, "pipeline_parallel_size=3 is more than the model's 2 layers"),
+    ],
+)
+def test_a_model_that_cannot_be_shared_out(tmp_path, on_cpu, options, says):
+    with pytest.raises(BootError, match=says):
+        chosen(tmp_path, **options)
+
+
+def test_cores_are_dealt_out_to_workers(monkeypatch):
+    monkeypatch.setattr(internals.os, "sched_getaffinity", lambda pid: {7, 2, 3, 5, 11})
+    assert internals._cores(2) == "2,3|5,7"
+    assert internals._cores(5) == "2|3|5|7|11"
+    assert internals._cores(6) == "2|3|5|7|11|2"
 
 
 def test_a_batch_of_none_is_the_usual_one(tmp_path, monkeypatch):

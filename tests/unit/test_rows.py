@@ -7,7 +7,9 @@ import itertools
 import pytest
 import torch
 
-from explorer.engine.rows import Held, Span, apply, join, keep
+from explorer import EngineError
+from explorer.engine.protocol import Request, Result
+from explorer.engine.rows import Held, Rows, Span, apply, check, join, keep
 from explorer.resolve import RowEdit
 
 HEADS = (2, 3)
@@ -32,20 +34,16 @@ def x() -> torch.Tensor:
 
 def test_rows_before_and_after_the_span_are_left(x):
     before = x.clone()
-    h = held()
-    assert apply(x, (6,), [edit(rows=range(9))], Span(h, row=2, count=3, start=4), value_of) == [2, 3, 4]
+    assert apply(x, (6,), [edit(rows=range(9))], Span(held(), row=2, count=3, start=4), value_of) == [[2, 3, 4]]
     assert x[2:5].eq(0).all()
     assert torch.equal(x[:2], before[:2])
     assert torch.equal(x[5:], before[5:])
-    assert h.edited == 3
 
 
 def test_positions_of_another_chunk_are_not_touched(x):
     before = x.clone()
-    h = held()
-    assert apply(x, (6,), [edit(rows=(0, 9))], Span(h, 0, 4, 2), value_of) == []
+    assert apply(x, (6,), [edit(rows=(0, 9))], Span(held(), 0, 4, 2), value_of) == [[]]
     assert torch.equal(x, before)
-    assert h.edited == 0
 
 
 @pytest.mark.parametrize(
@@ -73,13 +71,9 @@ def test_suppress_removes_nan_and_infinity(x):
 
 def test_edits_apply_in_order(x):
     ten = torch.tensor([[[10.0]]])
-    h = held()
-    touched = apply(
-        x, (6,), [edit("set", value=ten), edit("scale", factor=2), edit("add", value=ten)], Span(h, 0, 1, 0), value_of
-    )
+    edits = [edit("set", value=ten), edit("scale", factor=2), edit("add", value=ten)]
+    assert apply(x, (6,), edits, Span(held(), 0, 1, 0), value_of) == [[0], [0], [0]]
     assert x[0].tolist() == [30.0] * 6
-    assert touched == [0, 0, 0]
-    assert h.edited == 3
 
 
 def test_heads(x):
@@ -103,16 +97,22 @@ def test_a_value_a_position_across_chunks_equals_one_pass(rows, shape, size):
     count = shape[0] if len(shape) == 2 else 1
     value = torch.randn(len(rows), count, shape[-1])
     e = edit("set", rows=rows, value=value)
-    h, parts = held(), []
+    touched, parts = 0, []
     for start in range(0, 10, size):
         part = torch.zeros(min(size, 10 - start), 6)
-        apply(part, shape, [e], Span(h, 0, len(part), start), value_of)
+        touched += len(apply(part, shape, [e], Span(held(), 0, len(part), start), value_of)[0])
         parts.append(part)
     whole = torch.cat(parts)
     for i, position in enumerate(rows):
         assert torch.equal(whole[position], value[i].flatten())
     assert whole[0].eq(0).all()
-    assert h.edited == len(rows)
+    assert touched == len(rows)
+
+
+def test_heads_that_another_worker_holds(x):
+    before = x.clone()
+    assert apply(x, HEADS, [edit(rows=(0, 1), heads=())], Span(held(), 0, 10, 0), value_of) == [[0, 1]]
+    assert torch.equal(x, before)
 
 
 def test_values_take_the_dtype_of_the_rows():
@@ -152,3 +152,34 @@ def test_a_chunk_that_begins_inside_another_counts():
     chunks = {0: torch.zeros(6, 1)}
     keep(chunks, 4, torch.ones(3, 1))
     assert join(chunks).flatten().tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+
+# --- nothing silent ---------------------------------------------------------------------------------------------------
+
+
+def test_the_rows_of_each_edit_are_counted_over_chunks(x):
+    rows = Rows({"h": (6,), "other": (6,)})
+    h = rows.prepare([edit(rows=(1, 2)), edit(rows=(2, 5))], ())
+    rows.handle("h", [Span(h, 0, 3, 0)], x)
+    assert h.edited == {"h": [2, 1]}
+    rows.handle("h", [Span(h, 0, 3, 3)], x)
+    assert h.edited == {"h": [2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("edited", "says"),
+    [
+        ({"h": [2, 2]}, None),
+        ({"h": [2, 3]}, None),  # fed again
+        ({"h": [3, 1]}, "an edit at h touched 1 rows of 2"),
+        ({}, "an edit at h touched 0 rows of 2"),
+    ],
+)
+def test_an_edit_that_missed_a_row_is_an_error(edited, says):
+    request = Request("key", (1, 2, 3), (edit(rows=(0, 1)), edit(rows=(1, 2, 7))))
+    result = Result((), torch.zeros(3, 4), torch.zeros(8))
+    if says is None:
+        check(request, result, edited)
+    else:
+        with pytest.raises(EngineError, match=says):
+            check(request, result, edited)

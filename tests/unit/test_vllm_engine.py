@@ -18,12 +18,12 @@ from explorer.engine.vllm.wire import pack
 def engine(monkeypatch):
     """An engine whose worker answers every request with two rows and no captures; `calls` are what it was asked."""
     made = subject.VllmEngine.__new__(subject.VllmEngine)
-    made._llm, made._stop_ids, made.calls = object(), [], []
-    answer = {"captures": {}, "head_rows": pack(torch.zeros(2, 4)), "last_logits": pack(torch.zeros(8)), "edited": 0}
+    made._llm, made._stop_ids, made._shards, made.calls = object(), [], [{}], []
+    answer = {"captures": {}, "head_rows": pack(torch.zeros(2, 4)), "last_logits": pack(torch.zeros(8)), "edited": {}}
 
     def rpc(llm, method, *args):
         made.calls.append((method, args[-1]))
-        return [answer for _ in args[0]] if method == "explorer_read" else None
+        return [[answer for _ in args[0]]] if method == "explorer_read" else [None]
 
     queue = []
     outputs = [SimpleNamespace(token_ids=[5])]

@@ -36,6 +36,7 @@ class Base:
 def worker(monkeypatch):
     module = "explorer.engine.vllm.worker"
     monkeypatch.setattr(internals, "worker_base", lambda: Base)
+    monkeypatch.setattr(internals, "place", lambda: internals.Place(0, 1, 0, 1))
     before = sys.modules.pop(module, None)
     made = importlib.import_module(module).ExplorerWorker()
     if before is None:
@@ -101,7 +102,7 @@ def test_capture_edit_and_plain_requests_share_a_step(worker):
     assert rows[1][1].eq(0.5).all()
     assert torch.equal(rows[0][[0, 2]], rows[1][[0, 2]])
     assert unpack(clean["captures"]["blocks.0.attn.o.hook_in"]).shape == (3, 4, 2)
-    assert (clean["edited"], patched["edited"]) == (0, 1)
+    assert (clean["edited"], patched["edited"]) == ({}, {"blocks.0.hook_out": [1]})
     assert torch.equal(unpack(clean["head_rows"]), hidden[:3])
     assert torch.equal(unpack(clean["last_logits"]), hidden[2] @ stack.head)
     assert not torch.equal(hidden[5:], hidden[:3])
@@ -168,4 +169,5 @@ def test_what_it_says_of_the_model(worker, monkeypatch):
     seen = worker.explorer_describe()
     assert seen["shape"] == vars(SHAPE)
     assert (seen["dtype"], seen["device"]) == ("float32", "cpu")
-    assert seen["attention"] == [{"scale": 0.5, "window": 4, "softcap": None}] * 2
+    assert seen["attention"] == [[layer, {"scale": 0.5, "window": 4, "softcap": None}] for layer in (0, 1)]
+    assert seen["shards"]["blocks.1.attn.o.hook_in"] == [0, 4, 4, 0]

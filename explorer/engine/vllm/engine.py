@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ...errors import Cancelled
-from ...hooks import Catalogue
+from ...errors import BootError, Cancelled, EngineError
 from ...resolve import RowEdit
 from ..protocol import Request, Result
 from ..rows import check
 from . import internals
 from .boot import Progress, construct, describe
+from .shards import Shard, agree, gather
 from .wire import pack, pack_requests, unpack
 
 
 class VllmEngine:
-    """An `Engine` on `vllm.LLM`, eager mode, V1 model runner, one process."""
+    """An `Engine` on `vllm.LLM`: the engine core is in this process, and so is a single worker."""
 
     def __init__(self, path: str, options: dict[str, Any], stop_ids: Sequence[int], progress: Progress) -> None:
         """`stop_ids` end a generation: vLLM has no tokenizer here to know them from."""
@@ -26,7 +26,7 @@ class VllmEngine:
         with internals.lifetime.booting():
             self._llm = construct(path, options, progress)
             try:
-                self.model = describe(self._llm)
+                self.model, self._shards = describe(self._llm)
                 progress("first forward pass")
                 self._warm_up()
             except BaseException:
@@ -34,12 +34,17 @@ class VllmEngine:
                 raise
 
     def _warm_up(self) -> None:
-        """Everything that is slow the first time: a prompt, a decode step, a capture, an edit, the head."""
+        """Everything that is slow the first time: a prompt, a decode step, every hook, an edit, the head."""
         edit = RowEdit("blocks.0.hook_out", "scale", (0,), factor=1.0)
-        capture = tuple(p.name for p in Catalogue(self.model.shape) if p.layer == 0 and not p.derived_from)
+        hooks = {name: None for shards in self._shards for name in shards}
         ids = (0,) * min(16, self.model.max_model_len - 2)
-        request = Request("warm-up", ids, (edit,), capture, max_new_tokens=2)
+        request = Request("warm-up", ids, (edit,), tuple(hooks), hold=True, max_new_tokens=2)
         self.logits(self.execute([request], lambda done, total: None, lambda: False)[0].head_rows)
+        (answers,) = zip(*self._rpc("explorer_read", [request.key], True), strict=True)
+        self.release([request.key])
+        for name, pieces in self._pieces(answers).items():
+            if not agree(pieces):
+                raise BootError(f"boot: workers that should hold the same at {name} do not; please report this")
 
     def execute(
         self, requests: Sequence[Request], progress: Callable[[int, int], None], cancelled: Callable[[], bool]
@@ -66,7 +71,7 @@ class VllmEngine:
                     if output.finished or stopped:
                         del running[request.key]
                         progress(len(requests) - len(running), len(requests))
-            answers = self._rpc("explorer_read", keys)
+            answers = zip(*self._rpc("explorer_read", keys), strict=True)
             results = [self._result(r, generated[r.key], a) for r, a in zip(requests, answers, strict=True)]
         except BaseException:
             internals.abort(self._llm, list(running))
@@ -77,7 +82,8 @@ class VllmEngine:
 
     def logits(self, head_rows: torch.Tensor) -> torch.Tensor:
         """See `Engine.logits`."""
-        return unpack(self._rpc("explorer_logits", pack(head_rows)))
+        answers = self._rpc("explorer_logits", pack(head_rows))
+        return unpack(next(answer for answer in answers if answer is not None))
 
     def release(self, keys: Sequence[str]) -> None:
         """See `Engine.release`."""
@@ -92,7 +98,7 @@ class VllmEngine:
             finally:
                 internals.lifetime.left()
 
-    def _rpc(self, method: str, *args: Any) -> Any:
+    def _rpc(self, method: str, *args: Any) -> list[Any]:
         return internals.rpc(self._llm, method, *args)
 
     def _params(self, request: Request) -> Any:
@@ -109,13 +115,37 @@ class VllmEngine:
             extra_args={"explorer": request.key},
         )
 
-    @staticmethod
-    def _result(request: Request, generated: tuple[int, ...], answer: dict[str, Any]) -> Result:
+    def _result(self, request: Request, generated: tuple[int, ...], answers: Sequence[dict[str, Any]]) -> Result:
+        """Put together what each worker answered about one request."""
         result = Result(
             generated=generated,
-            head_rows=unpack(answer["head_rows"]),
-            last_logits=unpack(answer["last_logits"]),
-            captures={name: unpack(packed) for name, packed in answer["captures"].items()},
+            head_rows=unpack(_first("head_rows", answers)),
+            last_logits=unpack(_first("last_logits", answers)),
+            captures={name: gather(pieces) for name, pieces in self._pieces(answers).items()},
         )
-        check(request, result, answer["edited"])
+        check(request, result, _agreed([answer["edited"] for answer in answers]))
         return result
+
+    def _pieces(self, answers: Sequence[dict[str, Any]]) -> dict[str, list[tuple[Shard, torch.Tensor]]]:
+        """Of each hook that was captured, the shard that each worker holds."""
+        pieces: dict[str, list[tuple[Shard, torch.Tensor]]] = {}
+        for shards, answer in zip(self._shards, answers, strict=True):
+            for name, packed in answer["captures"].items():
+                pieces.setdefault(name, []).append((shards[name], unpack(packed)))
+        return pieces
+
+
+def _first(name: str, answers: Sequence[dict[str, Any]]) -> Any:
+    return next(answer[name] for answer in answers if name in answer)
+
+
+def _agreed(counts: Sequence[Mapping[str, list[int]]]) -> dict[str, list[int]]:
+    """The rows that each edit came to, by hook; EngineError when two workers that hold the hook saw others."""
+    merged: dict[str, list[int]] = {}
+    for of_worker in counts:
+        for name, rows in of_worker.items():
+            if merged.setdefault(name, rows) != rows:
+                raise EngineError(
+                    f"edits at {name} touched {merged[name]} rows on one worker, {rows} on another; please report this"
+                )
+    return merged

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +48,55 @@ def on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+class Place(NamedTuple):
+    """Where a worker is: its pipeline stage of `stages`, and there its tensor-parallel rank of `ranks`."""
+
+    rank: int
+    ranks: int
+    stage: int
+    stages: int
+
+    @property
+    def first_stage(self) -> bool:
+        """Whether it holds the embedding."""
+        return self.stage == 0
+
+    @property
+    def last_stage(self) -> bool:
+        """Whether it holds the final norm and the head."""
+        return self.stage == self.stages - 1
+
+
+def place() -> Place:
+    """Where this worker is."""
+    from vllm.distributed import get_pp_group, get_tp_group
+
+    tensor, pipeline = get_tp_group(), get_pp_group()
+    return Place(tensor.rank_in_group, tensor.world_size, pipeline.rank_in_group, pipeline.world_size)
+
+
+def ignore_interrupts() -> None:
+    """In a process of its own: Jupyter's interrupt goes to every process of the kernel, and is meant for the run."""
+    if multiprocessing.parent_process() is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def prepare_stage(runner: Any) -> None:
+    """Allocate what a pipeline stage reads from the one before it.
+
+    vLLM does so in its first warm-up, and has none on a CPU in eager mode.
+    """
+    if not place().first_stage and runner.intermediate_tensors is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
+
+
+def stage_outputs(out: Any) -> tuple[torch.Tensor, ...]:
+    """What a forward pass put out, tensors `(rows, d_model)`: the last hidden state, or what goes to the next stage."""
+    return (out,) if isinstance(out, torch.Tensor) else tuple(out.tensors.values())
 
 
 def wrap_forward(runner: Any, around: Callable[[Callable[[], Any]], Any]) -> None:
@@ -131,9 +182,9 @@ def attention_of(module: nn.Module) -> Attention:
 # what the engine needs
 
 
-def rpc(llm: Any, method: str, *args: Any) -> Any:
-    """Call a method of the one worker."""
-    return llm.collective_rpc(method, args=args)[0]
+def rpc(llm: Any, method: str, *args: Any) -> list[Any]:
+    """Call a method of every worker; their answers, always in the same order."""
+    return llm.collective_rpc(method, args=args)  # type: ignore[no-any-return]
 
 
 def step(llm: Any) -> list[Any]:
@@ -184,11 +235,22 @@ def construct(path: str, options: dict[str, Any]) -> Any:
 
     # vLLM caches these by their sizes for the whole process: an eager engine would get a compiled one's, and other bits
     rotary_embedding._ROPE_DICT.clear()
+    workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
+    if workers > 1 and on_cpu():
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(workers))
     try:
         return vllm.LLM(model=path, **options)
     except BaseException as error:
         free_failed(error)
         raise
+
+
+def _cores(workers: int) -> str:
+    """This machine's cores dealt out to worker processes, as vLLM wants to be told: `0,1|2,3`."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // workers)
+    starts = [i * share % len(cores) for i in range(workers)]  # with fewer cores than workers some share one
+    return "|".join(",".join(map(str, cores[start : start + share])) for start in starts)
 
 
 def version() -> str:
@@ -238,6 +300,7 @@ class Lifetime:
         if not logging.getLogger("vllm").handlers:
             logging.getLogger("vllm").addHandler(logging.NullHandler())
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process: no copies, no second interpreter to start
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the V1 runner is the one that is wrapped
         try:
             with warnings.catch_warnings(), _stderr_to_log():

@@ -13,16 +13,22 @@ from ..taps import Attach, Handle, Handler, Tap, argument, normalized, output, r
 
 
 def find_taps(model: nn.Module, shape: ModelShape, eps: float) -> dict[str, Tap]:
-    """The taps of a Llama-shaped model: layers that return (delta, residual), norms called as norm(x, residual)."""
+    """The taps of a Llama-shaped model: layers that return (delta, residual), norms called as norm(x, residual).
+
+    `shape` holds the heads and neurons of this worker. Modules of other pipeline stages have no taps here.
+    """
     inner: Any = model.model
     width = (shape.d_model,)
     q, kv = shape.heads * shape.d_head, shape.kv_heads * shape.d_head
     heads, kv_heads = (shape.heads, shape.d_head), (shape.kv_heads, shape.d_head)
-    taps = {
-        "embed.hook_out": Tap(output(inner.embed_tokens), width),
-        "ln_final.hook_normalized": Tap(normalized(inner.norm, eps, lambda args: args[0] + args[1]), width),
-    }
+    taps: dict[str, Tap] = {}
+    if is_here(inner.embed_tokens):
+        taps["embed.hook_out"] = Tap(output(inner.embed_tokens), width)
+    if is_here(inner.norm):
+        taps["ln_final.hook_normalized"] = Tap(normalized(inner.norm, eps, lambda args: args[0] + args[1]), width)
     for i, layer in enumerate(inner.layers):
+        if not is_here(layer):
+            continue
         attention, mlp = layer.self_attn, layer.mlp
         taps |= {
             f"blocks.{i}.hook_in": Tap(_stream_in(layer, first=1), width),
@@ -39,6 +45,11 @@ def find_taps(model: nn.Module, shape: ModelShape, eps: float) -> dict[str, Tap]
             f"blocks.{i}.hook_out": Tap(_stream_out(layer), width),
         }
     return taps
+
+
+def is_here(module: nn.Module) -> bool:
+    """Whether this worker has the module: vLLM puts an Identity where another pipeline stage has it."""
+    return not isinstance(module, nn.Identity)
 
 
 def _stream_in(module: nn.Module, first: int) -> Attach:

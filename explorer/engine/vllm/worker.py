@@ -4,69 +4,111 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from ...hooks import ModelShape
+from ...hooks import Catalogue, ModelShape
+from ...resolve import RowEdit
 from ..rows import Held, Rows, Span, join
 from . import internals
 from .blocks import Blocks, may_spoil
-from .taps import find_taps
+from .shards import cut, shard_of
+from .taps import find_taps, is_here
 from .wire import pack, unpack, unpack_edit
 
 
 class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
-    """vLLM's worker with the explorer in it. Everything it is asked and answers is msgpack-native data."""
+    """vLLM's worker with the explorer in it. Everything it is asked and answers is msgpack-native data.
+
+    One of several holds some layers (its pipeline stage's) and of those some heads and neurons (its tensor-parallel
+    part). All are asked the same; each does and answers what it holds.
+    """
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load as vLLM does, then find the taps and wrap the forward pass. The model itself is not touched."""
+        internals.ignore_interrupts()
         super().load_model(*args, **kwargs)
         config = self.vllm_config.model_config.hf_text_config
-        attention = self.model_runner.model.model.layers[0].self_attn.attn
-        shape = ModelShape(**self.vllm_config.additional_config["explorer"]["shape"])
-        self._shape = replace(shape, d_head=attention.head_size)  # some of vLLM's models ignore the configuration's
-        self._taps = find_taps(self.model_runner.model, self._shape, config.rms_norm_eps)
+        model = self.model_runner.model
+        self._layers = {i: layer for i, layer in enumerate(model.model.layers) if is_here(layer)}
+        attention = next(iter(self._layers.values())).self_attn.attn
+        whole = ModelShape(**self.vllm_config.additional_config["explorer"]["shape"])
+        self._shape = replace(whole, d_head=attention.head_size)  # some of vLLM's models ignore the configuration's
+        self._place = place = internals.place()
+        here = replace(
+            self._shape,
+            heads=attention.num_heads,
+            kv_heads=attention.num_kv_heads,
+            d_mlp=whole.d_mlp // place.ranks,
+        )
+        self._taps = find_taps(model, here, config.rms_norm_eps)
+        if not place.first_stage:  # tied to the head, the embedding may be there too, but nothing calls it
+            self._taps.pop("embed.hook_out", None)
+        catalogue = Catalogue(self._shape)
+        self._shards = {
+            name: shard_of(catalogue[name].shape[0], tap.shape[0], place.rank, place.ranks)
+            for name, tap in self._taps.items()
+        }
+        self._elsewhere = {point.name for point in catalogue} - set(self._taps) if place.stages > 1 else set()
         self._rows = Rows({name: tap.shape for name, tap in self._taps.items()})
         self._blocks = Blocks(self.model_runner)
         self._spans: list[Span | None] = []
+        internals.prepare_stage(self.model_runner)
         internals.wrap_forward(self.model_runner, self._step)
         self._head = internals.wrap_head(self.model_runner, self._keep_logits)
 
     # what the engine asks for
 
     def explorer_describe(self) -> dict[str, Any]:
-        """Sizes, dtype and device of the model, and how each layer's attention treats its scores."""
-        layers = self.model_runner.model.model.layers
+        """Sizes, dtype and device of the model, how each layer's attention treats its scores, and what is held here."""
         return {
             "shape": vars(self._shape),
             "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
             "device": str(self.device),
-            "attention": [vars(internals.attention_of(layer.self_attn.attn)) for layer in layers],
+            "attention": [[i, vars(internals.attention_of(layer.self_attn.attn))] for i, layer in self._layers.items()],
+            "shards": {name: list(astuple(shard)) for name, shard in self._shards.items()},
         }
 
     def explorer_open(self, requests: list[dict[str, Any]], tensors: dict[str, Any]) -> None:
         """Announce requests: key, edits and captures. `tensors` are the values that edits name, packed, by content."""
         values = {name: unpack(packed).to(self.device) for name, packed in tensors.items()}
-        self._rows.held |= {
-            r["key"]: self._rows.prepare([unpack_edit(edit, values) for edit in r["edits"]], r["capture"])
-            for r in requests
-        }
+        self._rows.held |= {r["key"]: self._prepare(r, values) for r in requests}
 
-    def explorer_read(self, keys: list[str]) -> list[dict[str, Any]]:
-        """What finished requests captured, in the order of `keys`."""
-        return [_pack(self._rows.held[key]) for key in keys]
+    def _prepare(self, request: dict[str, Any], values: dict[str, torch.Tensor]) -> Held:
+        edits = [unpack_edit(edit, values) for edit in request["edits"]]
+        held = self._rows.prepare(
+            [self._cut(edit) for edit in edits if edit.hook not in self._elsewhere],
+            [name for name in request["capture"] if name not in self._elsewhere],
+        )
+        held.elsewhere = tuple({edit.hook for edit in edits} & self._elsewhere)
+        return held
+
+    def _cut(self, edit: RowEdit) -> RowEdit:
+        if edit.hook not in self._taps:
+            return edit  # refused in a moment
+        return cut(edit, self._shards[edit.hook], heads=len(self._taps[edit.hook].shape) == 2)
+
+    def explorer_read(self, keys: list[str], copies: bool = False) -> list[dict[str, Any]]:
+        """What finished requests captured here, in the order of `keys`.
+
+        What several workers hold alike is answered by the first of them, or by all that hold `copies`.
+        """
+        return [self._answer(self._rows.held[key], copies) for key in keys]
 
     def explorer_release(self, keys: list[str]) -> None:
         """Forget requests, finished or not."""
         self._rows.release(keys)
 
-    def explorer_logits(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """The model's own head on rows `(rows, d_model)`."""
+    def explorer_logits(self, rows: dict[str, Any]) -> dict[str, Any] | None:
+        """The model's own head on rows `(rows, d_model)`. None from workers that take part, or not even that."""
+        if not self._place.last_stage:
+            return None
         with torch.inference_mode():
-            return pack(self._head(unpack(rows).to(self.device)).float())
+            logits = self._head(unpack(rows).to(self.device))
+        return None if logits is None else pack(logits.float())
 
     # what happens in a step
 
@@ -85,10 +127,12 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
                 handle = self._taps[name].attach(partial(self._rows.handle, name, spans))
                 attached.callback(handle.remove)
             hidden = forward()
+        outputs = internals.stage_outputs(hidden)
         for i, span in enumerate(self._spans):
             if span is not None:
-                span.keep_head_rows(hidden)
-                if may_spoil(span, hidden):
+                if self._place.last_stage:
+                    span.keep_head_rows(hidden)
+                if may_spoil(span, outputs):
                     self._blocks.spoil(i)
         return hidden
 
@@ -100,12 +144,17 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             if span is not None:
                 span.held.last_logits = row.clone()
 
-
-def _pack(held: Held) -> dict[str, Any]:
-    assert held.last_logits is not None
-    return {
-        "captures": {name: pack(join(chunks)) for name, chunks in held.chunks.items()},
-        "head_rows": pack(join(held.head_rows)),
-        "last_logits": pack(held.last_logits.float()),
-        "edited": held.edited,
-    }
+    def _answer(self, held: Held, copies: bool) -> dict[str, Any]:
+        answer: dict[str, Any] = {
+            "captures": {
+                name: pack(join(chunks))
+                for name, chunks in held.chunks.items()
+                if copies or self._shards[name].copy == 0
+            },
+            "edited": held.edited,
+        }
+        if held.head_rows and self._place.rank == 0:
+            answer["head_rows"] = pack(join(held.head_rows))
+        if held.last_logits is not None:
+            answer["last_logits"] = pack(held.last_logits.float())
+        return answer

@@ -1,0 +1,85 @@
+"""Shards: the heads or neurons of a hook point that a worker holds; edits cut down to them, captures gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...errors import EngineError
+from ...resolve import RowEdit
+
+
+@dataclass(frozen=True)
+class Shard:
+    """`[start, stop)` of the first axis of a hook point's shape a token, which is `whole` long.
+
+    `copy` counts the workers of the same pipeline stage that come before this one and hold the same.
+    """
+
+    start: int
+    stop: int
+    whole: int
+    copy: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is all there is."""
+        return self.stop - self.start == self.whole
+
+
+def shard_of(whole: int, held: int, rank: int, ranks: int) -> Shard:
+    """The shard of tensor-parallel worker `rank` of `ranks`, when each holds `held`, in order.
+
+    Where all of them together hold more than there is, neighbours hold copies: key-value heads fewer than workers, or
+    a stream that every worker has in full. ValueError for sizes that do not add up to that.
+    """
+    copies, rest = divmod(held * ranks, whole)
+    if rest or not copies:
+        raise ValueError(f"{ranks} workers that hold {held} each do not share out {whole}")
+    start = rank // copies * held
+    return Shard(start, start + held, whole, rank % copies)
+
+
+def cut(edit: RowEdit, shard: Shard, heads: bool) -> RowEdit:
+    """The edit as the worker that holds `shard` applies it. `heads`: the hook point's first axis counts heads.
+
+    An edit of other workers' heads stays, with no head: that it came to its rows is counted on every worker.
+    """
+    if shard.complete:
+        return edit
+    value = edit.value
+    if edit.heads is None:
+        axis = 1 if heads else 2
+        if value is not None and value.shape[axis] > 1:
+            value = value.narrow(axis, shard.start, shard.stop - shard.start)
+        return replace(edit, value=value)
+    mine = [i for i, head in enumerate(edit.heads) if shard.start <= head < shard.stop]
+    if value is not None and value.shape[1] > 1:
+        value = value[:, mine]
+    return replace(edit, heads=tuple(edit.heads[i] - shard.start for i in mine), value=value)
+
+
+def gather(pieces: Sequence[tuple[Shard, torch.Tensor]]) -> torch.Tensor:
+    """The whole of a hook point from its shards `(rows, part, ...)`, whatever their order; of copies the first counts.
+
+    EngineError when something is missing.
+    """
+    by_start = {shard.start: tensor for shard, tensor in reversed(pieces)}
+    ordered = [by_start[start] for start in sorted(by_start)]
+    got, whole = sum(tensor.shape[1] for tensor in ordered), pieces[0][0].whole
+    if got != whole:
+        raise EngineError(f"the workers hold {got} of {whole} heads or neurons; please report this")
+    return ordered[0] if len(ordered) == 1 else torch.cat(ordered, dim=1)
+
+
+def agree(pieces: Sequence[tuple[Shard, torch.Tensor]]) -> bool:
+    """Whether copies of the same shard are the same, but for rounding in their dtype."""
+    first: dict[int, torch.Tensor] = {}
+    try:
+        for shard, tensor in pieces:
+            torch.testing.assert_close(tensor, first.setdefault(shard.start, tensor), equal_nan=True)
+    except AssertionError:
+        return False
+    return True
