@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -43,13 +44,14 @@ class Workbench(anywidget.AnyWidget):
 
     def __init__(self, session: Any, state: Mapping[str, Any]) -> None:
         self._session = session
-        self._asked: dict[str, Any] | None = None
+        self._asked: dict[str, Any] = {}
         self._keys: dict[str, str] = {}
         self._tokenised: tuple[tuple[str, str] | None, dict[str, Any] | None] = (None, None)
         self._arrays = data.ArrayCache()
         self._active: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._submitted = 0
-        self._newest: dict[str, int] = {}  # slot -> its last job
+        self._newest: dict[str, int] = {}  # slot -> its last job, of the numbers asked for now
+        self._showing = threading.RLock()
         self._closed = False
         about = describe(session)
         super().__init__(state=state, about=about)
@@ -93,7 +95,7 @@ class Workbench(anywidget.AnyWidget):
 
     @traitlets.observe("state")
     def _on_state(self, change: Any) -> None:
-        if self._asked is not None:
+        if self._asked:
             self._refresh()
 
     def _refresh(self) -> None:
@@ -101,6 +103,7 @@ class Workbench(anywidget.AnyWidget):
         if wanted == self._asked:
             return
         self._asked = wanted
+        self._give_way()
 
         def dropped(why: str | None) -> None:
             if why and wanted == self._asked:
@@ -135,7 +138,7 @@ class Workbench(anywidget.AnyWidget):
             result["keys"] = run_keys(wanted) if both or not edits else {"clean": run_keys(wanted)["clean"]}
             result |= self._difference(wanted["compare"], result["rows"], clean, both, result["error"])
         except Cancelled:
-            return
+            raise
         except (ValueError, data.Refused) as error:
             result["error"] = problem("prompt", error)
         except SessionClosed:
@@ -144,7 +147,7 @@ class Workbench(anywidget.AnyWidget):
             log.exception("the workbench's run failed")
             result["error"] = problem("run", f"The engine could not run this: {error}")
         result["seconds"] = time.perf_counter() - started
-        if job.cancelled or self._closed or wanted != self._asked:
+        if self._closed or wanted != self._asked:
             return  # a newer change has already asked for other numbers
         self._keys = result["keys"]
         self.result = result
@@ -196,22 +199,23 @@ class Workbench(anywidget.AnyWidget):
         if message.get("type") == "cancel":
             self._cancel()
         elif message.get("type") == "run":
-            self._asked = None
+            self._asked = {}
             self._refresh()
         elif message.get("type") == "data":
             self._pull(message)
 
     def _pull(self, ask: dict[str, Any]) -> None:
         """Answers from what is at hand, or queues a job. `ask`: view, hook, head, of and run; its key is echoed."""
-        if not ask["run"] or ask["run"] != self._keys.get(run_of(ask)):
-            self._reply(ask, dropped=True)  # the numbers have moved on; the page asks again with the new key
-            return
-        array = self._at_hand(ask)
+        wanted = self._asked
+        shown = ask["run"] and ask["run"] == self._keys.get(run_of(ask))
+        array = self._at_hand(ask) if shown else None
         if array is not None:
             self._reply(ask, array)
             return
+        if not shown or ask["run"] != run_keys(wanted)[run_of(ask)]:
+            self._reply(ask, dropped=True)  # the numbers move on; the page asks again with the new key
+            return
         label = {"grid": "Norms of every hook"}.get(ask["view"], "Activations")
-        wanted = self._asked
 
         def dropped(why: str | None) -> None:
             self._reply(ask, error=why, dropped=why is None)
@@ -226,7 +230,7 @@ class Workbench(anywidget.AnyWidget):
             self._capture(job, ask, wanted)
             array = self._at_hand(ask) if ask["run"] == self._keys.get(run_of(ask)) else None
         except Cancelled:
-            return
+            raise
         except SessionClosed:
             self._reply(ask, error=CLOSED)
         except (ValueError, data.Refused) as error:
@@ -235,8 +239,7 @@ class Workbench(anywidget.AnyWidget):
             log.exception("the workbench could not read activations")
             self._reply(ask, error=f"The engine could not read this: {error}")
         else:
-            if not job.cancelled:
-                self._reply(ask, array, dropped=array is None)
+            self._reply(ask, array, dropped=array is None)
 
     def _capture(self, job: Any, ask: dict[str, Any], wanted: Any) -> None:
         """Runs what `ask` needs and keeps it at hand: the clean run alone, or both in one batch."""
@@ -279,7 +282,7 @@ class Workbench(anywidget.AnyWidget):
     def _submit(
         self, slot: str, label: str, work: Callable[[Any], None], dropped: Callable[[str | None], None]
     ) -> None:
-        """Queues `work(job)`. If it was cancelled, `dropped(why)` is called; a newer job of its slot is no reason."""
+        """Queues `work(job)`. If that raises `Cancelled`, `dropped(why)` is called; newer work is no reason."""
         self._submitted += 1
         number = self._newest[slot] = self._submitted
         started = time.time()
@@ -291,14 +294,15 @@ class Workbench(anywidget.AnyWidget):
 
         def finished(job: Any) -> None:
             self._active.pop(number, None)
-            why = None
-            if job.cancelled and entry["stopped"]:
+            cancelled, why = isinstance(job.error, Cancelled), None
+            if cancelled and entry["stopped"]:
                 why = "The run was cancelled." if slot == "run" else "Cancelled."
-            elif job.cancelled and self._newest[slot] == number:
+            elif cancelled and self._newest.get(slot) == number:
                 why = CLOSED  # nobody else cancels the newest job
-            outcome = "closed" if why == CLOSED else "cancelled" if job.cancelled else "failed" if job.error else "done"
-            self._show_jobs({"label": label, "outcome": outcome, "seconds": time.time() - started})
-            if job.cancelled and not self._closed:
+            outcome = "closed" if why == CLOSED else "cancelled" if cancelled else "failed" if job.error else "done"
+            last = {"label": label, "outcome": outcome, "seconds": time.time() - started}
+            self._show_jobs(last if why or not cancelled else None)
+            if cancelled and not self._closed:
                 dropped(why)
 
         job = self._session.jobs.submit(work, slot=f"{self.model_id} {slot}", on_progress=progress)
@@ -307,9 +311,16 @@ class Workbench(anywidget.AnyWidget):
         job.add_done_callback(finished)
 
     def _show_jobs(self, last: dict[str, Any] | None = None) -> None:
-        if not self._closed:
-            active = [dict(entry) for _, entry in list(self._active.values())]
-            self.jobs = {"active": active, "last": last or self.jobs["last"]}
+        with self._showing:  # two threads come here, and what is shown last must be the latest
+            if not self._closed:
+                active = [dict(entry) for _, entry in list(self._active.values())]
+                self.jobs = {"active": active, "last": last or self.jobs["last"]}
+
+    def _give_way(self) -> None:
+        """Cancels every job of the numbers asked for before: the next ones must not wait for them."""
+        obsolete, self._active, self._newest = self._active, {}, {}
+        for job, _ in list(obsolete.values()):
+            job.cancel()
 
     def _cancel(self) -> None:
         for job, entry in list(self._active.values()):

@@ -47,10 +47,12 @@ class FakeEngine:
     ) -> list[Result]:
         self.calls += 1
         end = time.monotonic() + self.delay
-        while time.monotonic() < end or not self.gate.is_set():
-            if cancelled():
+        ready = False
+        while not ready:
+            ready = time.monotonic() >= end and self.gate.is_set()
+            if cancelled():  # looked at last: what was cancelled before the gate opened does not pass it
                 raise Cancelled("cancelled")
-            time.sleep(0.002)
+            time.sleep(0 if ready else 0.002)
         if self.fail:
             error, self.fail = self.fail, None
             raise error

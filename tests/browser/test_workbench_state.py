@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ipywidgets
@@ -43,6 +44,14 @@ def workbench(made: tuple[Any, fake.FakeEngine]) -> Workbench:
 def settle(session: Any) -> None:
     """Waits until every job queued so far has ended."""
     session.jobs.call(lambda job: None)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """For what the worker thread does while the fake engine's gate is closed."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def ask(workbench: Workbench, view: str, of: str = "clean", hook: str = "", head: int = 0) -> dict[str, Any]:
@@ -331,6 +340,28 @@ def test_jobs_are_shown_and_cancelled(workbench: Workbench, made: Any) -> None:
     assert workbench.result["prompt"] == "quick"
 
 
+def test_the_jobs_shown_last_are_the_latest(workbench: Workbench, monkeypatch: Any) -> None:
+    """The worker thread and the kernel's main thread both show them, at times at once."""
+    looked = threading.Event()
+
+    class Jobs(dict[int, Any]):
+        def values(self) -> Any:
+            found = list(super().values())
+            if not looked.is_set():  # the first to look is slow to show what it saw
+                looked.set()
+                time.sleep(0.2)
+            return found
+
+    monkeypatch.setattr(workbench, "_active", Jobs())
+    worker = threading.Thread(target=workbench._show_jobs)
+    worker.start()
+    assert looked.wait(10)
+    workbench._active[1] = (None, {"label": "Run"})
+    workbench._show_jobs()
+    worker.join()
+    assert workbench.jobs["active"] == [{"label": "Run"}]
+
+
 def test_a_closed_workbench_is_silent(workbench: Workbench, made: Any) -> None:
     made[1].gate.clear()
     before = workbench.result
@@ -436,6 +467,69 @@ def test_every_ask_is_answered_once(workbench: Workbench, made: Any, monkeypatch
     settle(made[0])
     made[1].gate.set()
     assert (sent[-1]["error"], sent[-1]["dropped"]) == ("Cancelled.", False)
+
+
+def test_an_ask_that_is_answered_is_not_dropped_as_well(workbench: Workbench, monkeypatch: Any) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def answered(content: dict[str, Any], buffers: Any = None) -> None:
+        sent.append(content)
+        workbench._cancel()  # just now, before the job has ended
+
+    monkeypatch.setattr(workbench, "send", answered)
+    workbench._on_message(workbench, ask(workbench, "norms"), [])
+    settle(workbench._session)
+    assert [(answer["error"], answer["dropped"]) for answer in sent] == [(None, False)]
+    assert workbench.jobs["last"]["outcome"] == "done"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"prompt": "another prompt"}, {"edits": [{"hook": "blocks.1.hook_out", "op": "suppress", "pos": 1}]}],
+    ids=["prompt", "edits"],
+)
+def test_new_numbers_do_not_wait_for_arrays_of_the_old(
+    workbench: Workbench, made: Any, monkeypatch: Any, change: dict[str, Any]
+) -> None:
+    sent: list[dict[str, Any]] = []
+    outcomes: list[str] = []
+    monkeypatch.setattr(workbench, "send", lambda content, buffers=None: sent.append(content))
+    workbench.observe(lambda change: outcomes.append(change["new"]["last"]["outcome"]), "jobs")
+    grid = ask(workbench, "grid")
+    made[1].gate.clear()
+    calls = made[1].calls
+    workbench._on_message(workbench, grid, [])
+    wait_until(lambda: made[1].calls == calls + 1)  # this one runs, the next one waits
+    workbench._on_message(workbench, ask(workbench, "hook", hook="blocks.4.hook_out"), [])
+    workbench.state = {**workbench.state, **change}
+    wait_until(lambda: made[1].calls == calls + 2)  # the new run has begun
+    assert [(answer["error"], answer["dropped"]) for answer in sent] == [(None, True)] * 2
+    assert [job["label"] for job in workbench.jobs["active"]] == ["Run"]
+    made[1].gate.set()
+    settle(made[0])
+    assert made[1].calls == calls + 2
+    assert workbench.result["keys"] and workbench.result["error"] is None
+    assert workbench.jobs["active"] == [] and set(outcomes) == {"done"}
+    grid = ask(workbench, "grid")  # the page asks again
+    assert array(pull(workbench, grid, monkeypatch)[0]).shape[1] == len(workbench.tokens["prompt"]["tokens"])
+
+
+def test_arrays_that_will_be_obsolete_are_not_waited_for(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
+    """While new numbers are on their way, the page still asks for arrays of those that it shows."""
+    sent: list[dict[str, Any]] = []
+    at_hand, other = ask(workbench, "norms"), ask(workbench, "grid")
+    pull(workbench, at_hand, monkeypatch)
+    monkeypatch.setattr(workbench, "send", lambda content, buffers=None: sent.append(content))
+    made[1].gate.clear()
+    workbench.state = {**workbench.state, "prompt": "another prompt"}
+    for message in (at_hand, other):
+        workbench._on_message(workbench, message, [])
+    assert [(answer["key"], answer["dropped"]) for answer in sent] == [(at_hand["key"], False), (other["key"], True)]
+    assert [job["label"] for job in workbench.jobs["active"]] == ["Run"]
+    workbench._on_message(workbench, {"type": "cancel"}, [])
+    settle(made[0])
+    made[1].gate.set()
+    assert [workbench.jobs["last"][key] for key in ("label", "outcome")] == ["Run", "cancelled"]
 
 
 def test_a_cancelled_run_shows_no_old_numbers_and_can_be_run_again(workbench: Workbench, made: Any) -> None:
