@@ -59,13 +59,12 @@ def watch(on_change: Callable[[], None], folder: Path = HERE) -> threading.Event
     def stamps() -> list[float]:
         return [path.stat().st_mtime for path in sorted(folder.glob("*.*s"))]
 
-    def loop() -> None:
-        last = stamps()
+    def loop(last: list[float]) -> None:
         while not stop.wait(0.5):
             now = stamps()
             if now != last:
                 last = now
                 on_change()
 
-    threading.Thread(target=loop, name="explorer-widgets-reload", daemon=True).start()
+    threading.Thread(target=loop, args=(stamps(),), name="explorer-widgets-reload", daemon=True).start()
     return stop

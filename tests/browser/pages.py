@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
@@ -56,24 +57,35 @@ def settled(notebook: Lab, name: str = "w") -> None:
 
 def becomes(notebook: Lab, expression: str, value: Any) -> None:
     """Asserts that an expression in the kernel comes to have a value: what the page does reaches it a little later."""
-    deadline = time.monotonic() + 10
-    while (now := notebook.evaluate(expression)) != value:
-        assert time.monotonic() < deadline, f"{expression} is {now!r}, not {value!r}"
-        notebook.page.wait_for_timeout(50)
+    comes_to(notebook.page, lambda: notebook.evaluate(expression), value)
+
+
+def comes_to(page: Page, read: Callable[[], Any], value: Any) -> None:
+    """Asserts that what is read comes to be a value: what is drawn follows what was sent a little later."""
+    deadline = time.monotonic() + 20
+    while (now := read()) != value and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert now == value
 
 
 def hover(page: Page, across: float, down: float, says: str) -> re.Match[str]:
     """Points at a place of the map, as shares of its size, until the value beside the scale reads like `says`."""
-    box = axp(page).locator("canvas.map").bounding_box()
-    assert box
     readout = axp(page).locator(".heat .readout")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while not (found := re.match(says, readout.inner_text())):
         assert time.monotonic() < deadline, f"{readout.inner_text()!r} is not like {says!r}"
+        box = axp(page).locator("canvas.map").bounding_box()
+        assert box
         for shift in (0, 1):  # the map may just have been drawn anew under the pointer
             page.mouse.move(box["x"] + box["width"] * across + shift, box["y"] + box["height"] * down)
         page.wait_for_timeout(50)
     return found
+
+
+def mary_and_john(page: Page) -> None:
+    """Takes the example, and waits for its tokens: an edit made before goes by those of the prompt shown till then."""
+    axp(page).get_by_label("Examples").select_option("Mary and John")
+    expect(axp(page).locator(".strip").first.locator(".tok.diff")).to_have_text(["9\u2423Mary"])
 
 
 def choose(page: Page, hook: str) -> None:
@@ -89,8 +101,7 @@ def add_edit(page: Page, op: str, amount: str | None = None) -> None:
 
 def no_overflow(page: Page) -> None:
     """Nothing sticks out sideways, and the sections lie below or beside each other."""
-    wide = page.evaluate(
-        """() => { const r = document.querySelector('.axp'), b = r.getBoundingClientRect(); const out = [];
+    look = """() => { const r = document.querySelector('.axp'), b = r.getBoundingClientRect(); const out = [];
         if (r.scrollWidth > r.clientWidth + 1) out.push('.axp scrolls sideways');
         for (const e of r.querySelectorAll('*')) { const c = e.getBoundingClientRect();
             if (c.width && c.right > b.right + 1 && !e.closest('.sr, .grid, .tok')) out.push(e.className || e.tagName) }
@@ -100,5 +111,4 @@ def no_overflow(page: Page) -> None:
             || a.top >= c.bottom - 1 || c.top >= a.bottom - 1;
         for (const [n, a] of boxes) for (const [m, c] of boxes) if (n < m && !apart(a, c)) out.push(n + ' over ' + m);
         return out }"""
-    )
-    assert wide == []
+    comes_to(page, lambda: page.evaluate(look), [])  # the page lays itself out anew after a change of size

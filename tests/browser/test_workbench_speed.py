@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from .conftest import Lab
-from .pages import OPEN, add_edit, axp, choose, open_workbench, settled
+from .pages import OPEN, add_edit, choose, mary_and_john, open_workbench, settled
 
 
 def test_first_paint_and_bytes(notebook: Lab, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +40,7 @@ def test_first_paint_and_bytes(notebook: Lab, capsys: pytest.CaptureFixture[str]
 def test_click_to_new_numbers(notebook: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """Recorded: from a click to the new numbers in the next painted frame, beside the engine's own time."""
     page = open_workbench(notebook)
-    axp(page).get_by_label("Examples").select_option("Mary and John")
+    mary_and_john(page)
     for layer in (12, 20):
         choose(page, f"blocks.{layer}.hook_out")
         add_edit(page, "suppress")
