@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -247,6 +249,29 @@ def test_without_vllm_the_install_line_survives_the_clean_up(monkeypatch):
     failed = pytest.raises(ImportError, match=r"pip install 'activation-explorer\[vllm\]'")
     with failed, internals.Lifetime().booting():
         boot.construct("anything", {}, lambda stage: None)
+
+
+@pytest.mark.parametrize("found", ["0.20.2", "0.20.3", "0.26.0+cpu", "0.32.0", "0.33.0", "0.33.1rc2"])
+def test_versions_of_vllm_in_the_range(monkeypatch, found):
+    monkeypatch.setattr(internals, "version", lambda: found)
+    internals.check_version()
+
+
+@pytest.mark.parametrize("found", ["0.8.5", "0.20.1", "0.34.0", "0.34.0rc1.dev3+g1a2b3c4", "1.0", "dev"])
+def test_another_version_of_vllm_is_refused_with_the_range(monkeypatch, found):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=found))  # nothing else of it is touched
+    with pytest.raises(BootError) as refused:
+        boot.construct("anything", {}, lambda stage: None)
+    assert str(refused.value) == (
+        f'boot: vLLM {found} is not supported; install one from 0.20.2 to 0.33, or boot with engine="transformers"'
+    )
+
+
+def test_the_extra_asks_for_the_range():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    oldest, newest = internals.SUPPORTED
+    major, minor = newest.split(".")
+    assert project["optional-dependencies"]["vllm"] == [f"vllm>={oldest},<{major}.{int(minor) + 1}"]
 
 
 @pytest.mark.parametrize(("mode", "eager"), [(None, True), ("eager", True), ("compiled", False)])

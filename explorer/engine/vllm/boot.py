@@ -53,6 +53,7 @@ def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
     """
     progress("importing vLLM")
     try:
+        internals.check_version()
         from vllm.engine.arg_utils import EngineArgs
     except ImportError as error:
         raise ImportError(f"the vllm engine needs vLLM ({error}): {INSTALL}") from error

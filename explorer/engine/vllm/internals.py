@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -20,10 +21,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...errors import EngineError
+from ...errors import BootError, EngineError
 from ..protocol import Attention
 
 log = logging.getLogger("explorer.vllm")
+
+SUPPORTED = ("0.20.2", "0.33")  # the oldest and the newest vLLM that this file knows, patch releases of the newest too
 
 # vLLM's CPU worker replaces these for the whole process.
 _PATCHED = ((torch, "set_num_threads"), (torch.accelerator, "synchronize"), (torch.accelerator, "empty_cache"))
@@ -258,6 +261,18 @@ def version() -> str:
     import vllm
 
     return str(vllm.__version__)
+
+
+def check_version() -> None:
+    """Raise `BootError` for a vLLM outside the supported range."""
+    found, oldest, newest = (
+        [int(number) for number in re.findall(r"\d+", text.partition("+")[0])] for text in (version(), *SUPPORTED)
+    )
+    if found < oldest or found[: len(newest)] > newest:
+        raise BootError(
+            f"boot: vLLM {version()} is not supported; install one from {SUPPORTED[0]} to {SUPPORTED[1]}, "
+            'or boot with engine="transformers"'
+        )
 
 
 def is_eager(llm: Any) -> bool:
