@@ -62,7 +62,10 @@ class Runner(SimpleNamespace):
 
     def __init__(self, axis: int) -> None:
         cache = torch.full((6, 2) if axis == 0 else (2, 6), float("nan"))
-        super().__init__(kv_cache_config=SimpleNamespace(num_blocks=6), kv_caches=[cache, cache.clone()])
+        starts = SimpleNamespace(np=None)  # rows do not matter here
+        super().__init__(
+            query_start_loc=starts, kv_cache_config=SimpleNamespace(num_blocks=6), kv_caches=[cache, cache.clone()]
+        )
 
     def step(self, **who: tuple[int, list[int]]) -> None:
         table = np.zeros((len(who), 3), dtype=np.int32)

@@ -103,9 +103,13 @@ def stage_outputs(out: Any) -> tuple[torch.Tensor, ...]:
 
 
 def wrap_forward(runner: Any, around: Callable[[Callable[[], Any]], Any]) -> None:
-    """Let `around(forward)` surround each forward pass of the V1 model runner."""
-    forward = runner._model_forward
-    runner._model_forward = lambda *args, **kwargs: around(lambda: forward(*args, **kwargs))
+    """Let `around(forward)` surround each forward pass of the model runner that vLLM built, V1 or V2."""
+    if hasattr(runner, "_model_forward"):
+        forward = runner._model_forward
+        runner._model_forward = lambda *args, **kwargs: around(lambda: forward(*args, **kwargs))
+    else:
+        runner.explorer = _V2(runner)
+        runner.model = _Surrounded(runner.model, runner.explorer.until_over(around))
 
 
 def wrap_head(runner: Any, after: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -124,25 +128,23 @@ def wrap_head(runner: Any, after: Callable[[torch.Tensor], None]) -> Callable[[t
 
 def scheduled(runner: Any) -> Iterator[tuple[dict[str, Any], int, int, int]]:
     """For each request in this step, in row order: `extra_args`, first row, row count, position of the first row."""
-    batch = runner.input_batch
-    starts = runner.query_start_loc.np
-    for i, request_id in enumerate(batch.req_ids):
-        params = runner.requests[request_id].sampling_params
+    steps = _steps(runner)
+    ids, starts, computed = steps.batch()
+    for i, request_id in enumerate(ids):
         first = int(starts[i])
-        yield params.extra_args or {}, first, int(starts[i + 1]) - first, int(batch.num_computed_tokens_cpu[i])
+        yield steps.extra_args(request_id) or {}, first, int(starts[i + 1]) - first, int(computed[i])
 
 
 def request_count(runner: Any) -> int:
     """How many requests are in this step."""
-    return len(runner.input_batch.req_ids)
+    return len(_steps(runner).batch()[0])
 
 
 def blocks(runner: Any, index: int) -> tuple[str, bool, list[int]]:
     """Of the request at an index of this step: its id, whether this is its first step, and its cache blocks."""
-    batch = runner.input_batch
-    tables = batch.block_table.block_tables
-    held = [int(b) for t in tables for b in t.block_table.np[index, : t.num_blocks_per_row[index]]]
-    return batch.req_ids[index], int(batch.num_computed_tokens_cpu[index]) == 0, held
+    steps = _steps(runner)
+    ids, _, computed = steps.batch()
+    return ids[index], int(computed[index]) == 0, steps.blocks(index)
 
 
 def zero_blocks(runner: Any, blocks: list[int]) -> None:
@@ -180,6 +182,97 @@ def attention_of(module: nn.Module) -> Attention:
         window=int(window) if window is not None and window > 0 else None,
         softcap=float(impl.logits_soft_cap) if getattr(impl, "logits_soft_cap", None) else None,
     )
+
+
+# the two model runners
+
+
+class _V1:
+    """Steps of the V1 model runner."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def batch(self) -> tuple[Sequence[str], Any, Any]:
+        """Of the requests in this step, in row order: ids, first rows (and the end), positions of the first rows."""
+        batch = self._runner.input_batch
+        return batch.req_ids, self._runner.query_start_loc.np, batch.num_computed_tokens_cpu
+
+    def extra_args(self, request_id: str) -> dict[str, Any] | None:
+        return self._runner.requests[request_id].sampling_params.extra_args  # type: ignore[no-any-return]
+
+    def blocks(self, index: int) -> list[int]:
+        tables = self._runner.input_batch.block_table.block_tables
+        return [int(b) for t in tables for b in t.block_table.np[index, : t.num_blocks_per_row[index]]]
+
+
+class _V2:
+    """Steps of the V2 model runner: it keeps neither the parameters of its requests nor the batch that it runs."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._extra_args: dict[str, dict[str, Any] | None] = {}
+        self._batch: Any = None  # None outside a step: vLLM measures and warms up with forward passes of nobody
+        add, prepare = runner.add_requests, runner.prepare_inputs
+
+        def add_requests(scheduled: Any) -> None:
+            for request_id in scheduled.finished_req_ids:
+                self._extra_args.pop(request_id, None)
+            for new in scheduled.scheduled_new_reqs:
+                self._extra_args[new.req_id] = new.sampling_params.extra_args
+            add(scheduled)
+
+        def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
+            self._batch = prepare(*args, **kwargs)
+            return self._batch
+
+        runner.add_requests, runner.prepare_inputs = add_requests, prepare_inputs
+        # A full graph is replayed without calling the model: record no more than what lies between attention calls.
+        mode = runner.compilation_config.cudagraph_mode.mixed_mode()
+        runner.compilation_config.cudagraph_mode = type(mode).NONE if mode == type(mode).FULL else mode
+
+    def until_over(self, around: Callable[[Callable[[], Any]], Any]) -> Callable[[Callable[[], Any]], Any]:
+        """`around`, after which the step is over."""
+
+        def surrounded(forward: Callable[[], Any]) -> Any:
+            try:
+                return around(forward)
+            finally:
+                self._batch = None
+
+        return surrounded
+
+    def batch(self) -> tuple[Sequence[str], Any, Any]:
+        """As V1's."""
+        if self._batch is None:
+            return (), (), ()
+        computed = self._runner.req_states.num_computed_tokens_np[self._batch.idx_mapping_np]
+        return self._batch.req_ids, self._batch.query_start_loc_np, computed
+
+    def extra_args(self, request_id: str) -> dict[str, Any] | None:
+        return self._extra_args[request_id]
+
+    def blocks(self, index: int) -> list[int]:
+        row, tables = self._batch.idx_mapping_np[index], self._runner.block_tables
+        pairs = zip(tables.block_tables, tables.num_blocks.np, strict=True)
+        return [b for table, counts in pairs for b in table.gpu[row, : counts[row]].tolist()]
+
+
+class _Surrounded:
+    """A model whose calls are surrounded; everything else is its own."""
+
+    def __init__(self, model: nn.Module, around: Callable[[Callable[[], Any]], Any]) -> None:
+        self._model, self._around = model, around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(lambda: self._model(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _steps(runner: Any) -> _V1 | _V2:
+    return getattr(runner, "explorer", None) or _V1(runner)
 
 
 # what the engine needs
@@ -316,7 +409,7 @@ class Lifetime:
             logging.getLogger("vllm").addHandler(logging.NullHandler())
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process: no copies, no second interpreter to start
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the V1 runner is the one that is wrapped
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V1, the runner that CI runs, unless the user chose
         try:
             with warnings.catch_warnings(), _stderr_to_log():
                 warnings.simplefilter("ignore")
