@@ -127,7 +127,7 @@ def test_a_boot_that_fails_leaves_its_neighbours_alone(
     threads = workers()
     if when == "late":
         monkeypatch.setattr(vllm, "LLM", Late)
-    with pytest.raises(ValueError, match=r"layers\.1"):
+    with pytest.raises((ValueError, KeyError), match=r"layers\.1"):  # versions of vLLM differ in it
         explorer.boot(tiny_folder("llama"), hf_overrides={"num_hidden_layers": 1} if when == "with weights" else None)
     gc.collect()
     assert internals.lifetime._engines == engines and workers() == threads

@@ -19,12 +19,13 @@ class Base:
     """What the worker needs of vLLM's: a model runner with a model and a forward pass."""
 
     def load_model(self) -> None:
-        self.device = torch.device("cpu")
         config = SimpleNamespace(hf_text_config=SimpleNamespace(rms_norm_eps=EPS), dtype=torch.float32)
         extra = {"explorer": {"shape": vars(SHAPE)}}
         self.vllm_config = SimpleNamespace(model_config=config, additional_config=extra)
         stack = Stack()
-        self.model_runner = SimpleNamespace(model=stack, _model_forward=lambda: self.forward())
+        self.model_runner = SimpleNamespace(
+            model=stack, _model_forward=lambda: self.forward(), device=torch.device("cpu")
+        )
         self.steps: list[tuple[str, list[int]]] = []
 
     def forward(self) -> torch.Tensor:

@@ -102,6 +102,11 @@ def stage_outputs(out: Any) -> tuple[torch.Tensor, ...]:
     return (out,) if isinstance(out, torch.Tensor) else tuple(out.tensors.values())
 
 
+def device_of(worker: Any) -> torch.device:
+    """Where a worker computes: on a CPU 0.20 says so in the runner only."""
+    return worker.model_runner.device  # type: ignore[no-any-return]
+
+
 def wrap_forward(runner: Any, around: Callable[[Callable[[], Any]], Any]) -> None:
     """Let `around(forward)` surround each forward pass of the model runner that vLLM built, V1 or V2."""
     if hasattr(runner, "_model_forward"):
@@ -309,14 +314,15 @@ def free_failed(error: BaseException) -> None:
     while frame is not None:
         owner = frame.tb_frame.f_locals.get("self")
         client = getattr(getattr(owner, "llm_engine", owner), "engine_core", None)
-        if hasattr(client, "_finalizer"):
+        if hasattr(client, "engine_core"):
             _free_client(client)
             return
         frame = frame.tb_next
 
 
 def _free_client(client: Any) -> None:
-    client._finalizer.detach()  # it would tear down the process's parallel groups
+    if hasattr(client, "_finalizer"):  # 0.32 has one, 0.26 has not: it would tear down the process's parallel groups
+        client._finalizer.detach()
     core = client.engine_core
     core.structured_output_manager.clear_backend()
     core.model_executor.shutdown()
@@ -332,8 +338,16 @@ def construct(path: str, options: dict[str, Any]) -> Any:
     # vLLM caches these by their sizes for the whole process: an eager engine would get a compiled one's, and other bits
     rotary_embedding._ROPE_DICT.clear()
     workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
-    if workers > 1 and on_cpu():
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(workers))
+    if on_cpu():
+        if workers > 1:
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(workers))
+        elif options.get("distributed_executor_backend") is None:
+            # up to 0.22 the worker gets a process of its own unless the executor is named in full
+            executor = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+            options = options | {"distributed_executor_backend": executor}
+        # 0.20 calls these when it ends, and torch refuses where there is no accelerator; later versions do this as well
+        torch.accelerator.synchronize = lambda *_: None  # type: ignore[assignment]
+        torch.accelerator.empty_cache = lambda *_: None  # type: ignore[assignment]
     try:
         return vllm.LLM(model=path, **options)
     except BaseException as error:

@@ -67,14 +67,14 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         return {
             "shape": vars(self._shape),
             "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
-            "device": str(self.device),
+            "device": str(internals.device_of(self)),
             "attention": [[i, vars(internals.attention_of(layer.self_attn.attn))] for i, layer in self._layers.items()],
             "shards": {name: list(astuple(shard)) for name, shard in self._shards.items()},
         }
 
     def explorer_open(self, requests: list[dict[str, Any]], tensors: dict[str, Any]) -> None:
         """Announce requests: key, edits and captures. `tensors` are the values that edits name, packed, by content."""
-        values = {name: unpack(packed).to(self.device) for name, packed in tensors.items()}
+        values = {name: unpack(packed).to(internals.device_of(self)) for name, packed in tensors.items()}
         self._rows.held |= {r["key"]: self._prepare(r, values) for r in requests}
 
     def _prepare(self, request: dict[str, Any], values: dict[str, torch.Tensor]) -> Held:
@@ -107,7 +107,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         if not self._place.last_stage:
             return None
         with torch.inference_mode():
-            logits = self._head(unpack(rows).to(self.device))
+            logits = self._head(unpack(rows).to(internals.device_of(self)))
         return None if logits is None else pack(logits.float())
 
     # what happens in a step
