@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 TESTS ?=
 PY := .venv/bin/python
 
-.PHONY: help setup demo test check bench screenshot chromium clean
+.PHONY: help setup demo test check bench versions screenshot chromium clean
 
 help:
 	@echo "make setup       make .venv, install, fetch and convert the bundled model (seconds the second time)"
@@ -15,8 +15,9 @@ help:
 	@echo "make test        every test: unit, engine, browser; coverage of explorer/"
 	@echo "make check       ruff and mypy"
 	@echo "make bench       cost against plain vLLM"
+	@echo "make versions    engine tests on the oldest, one between and the newest vLLM: docs/versions.md (20 GB of disk)"
 	@echo "make screenshot  docs/screenshot.png, from a real JupyterLab"
-	@echo "make clean       remove .venv and what tests and builds left (not the model cache)"
+	@echo "make clean       remove .venv, .versions and what tests and builds left (not the model cache)"
 
 setup:
 	@sh scripts/setup.sh --engine $(ENGINE)
@@ -35,6 +36,9 @@ check: setup
 bench: setup
 	@$(PY) -m tests.benchmarks.compare
 
+versions: setup
+	@$(PY) -m scripts.versions
+
 screenshot: setup chromium
 	@$(PY) -m tests.browser.screenshot
 
@@ -42,5 +46,5 @@ chromium: setup
 	@$(PY) scripts/chromium.py --install
 
 clean:
-	rm -rf .venv .out build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .versions .out build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

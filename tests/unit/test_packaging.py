@@ -383,7 +383,7 @@ def test_some_suites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
 
 def test_the_makefile_has_the_promised_targets() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in ("setup", "demo", "test", "check", "bench", "screenshot", "clean"):
+    for target in ("setup", "demo", "test", "check", "bench", "versions", "screenshot", "clean"):
         assert f"\n{target}:" in text
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
