@@ -13,7 +13,8 @@ import torch
 from .engine.protocol import Request
 from .errors import SpecError
 from .hooks import Catalogue, HookPoint
-from .resolve import Extent, RowEdit, resolve
+from .positions import Extent
+from .resolve import RowEdit, resolve
 from .specs import Edit, Source
 
 _counter = itertools.count()
@@ -93,14 +94,14 @@ class Plan:
         return resolve(edits, self._catalogue, extent, self._dtype, source), deepest
 
     def _source(self, origin: Source, where: str) -> _Planned:
-        recipe = json.dumps(origin.to_json(), default=repr)  # what is no JSON is refused below
-        if recipe not in self._sources:
-            try:
+        try:
+            recipe = json.dumps(origin.to_json(), default=repr)  # what is no JSON is refused below
+            if recipe not in self._sources:
                 ids = self._encode(origin.ids or origin.prompt or "")
                 edits, depth = self._resolve(origin.edits, Extent(len(ids), len(ids)))
-            except ValueError as error:
-                raise SpecError(f"{where}: source: {error}") from None
-            self._sources[recipe] = _Planned(ids, edits, depth + 1)
+                self._sources[recipe] = _Planned(ids, edits, depth + 1)
+        except ValueError as error:
+            raise SpecError(f"{where}: source: {error}") from None
         return self._sources[recipe]
 
 

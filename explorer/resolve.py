@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from .errors import SpecError
+from .given import Refuse, integers, plain, plural, short
 from .hooks import Catalogue, HookPoint
-from .specs import Edit, Refuse, Source, as_source, describe, integers, plain, plural, short
+from .positions import Extent, distinct, positions, source_positions
+from .specs import Edit, Source, as_source, describe
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,6 @@ class RowEdit:
     factor: float | None = None
     value: torch.Tensor | None = None
     source: tuple[str, tuple[int, ...]] | None = None
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How long a run is: `prompt` tokens, and `rows` rows in all (more than `prompt` when it generates)."""
-
-    prompt: int
-    rows: int
 
 
 def resolve(
@@ -75,7 +69,7 @@ def _resolve(
     if not point.editable:
         raise refuse(f"{point.name} can be captured but not edited: {_read_only(point)}")
     heads = _heads(edit.head, point, refuse)
-    rows = _positions(edit.pos, edit.phase, extent, "pos", "prompt", refuse)
+    rows = positions(edit.pos, edit.phase, extent, "pos", "prompt", refuse)
     shape = (point.heads if heads is None else len(heads), point.shape[-1]) if point.heads else (1, point.width)
     if edit.op in ("add", "set"):
         value = _value(edit.value, point, heads, shape, len(rows), dtype, refuse)
@@ -89,7 +83,7 @@ def _resolve(
         source_extent, values = source(origin, point, where)
     except SpecError as error:
         raise SpecError(str(error), index) from None
-    source_rows = tuple(_source_positions(edit, source_extent, refuse))
+    source_rows = tuple(source_positions(edit.pos, edit.source_pos, edit.phase, source_extent, refuse))
     if len(source_rows) != len(rows):
         raise refuse(
             f"pos chooses {plural(len(rows), 'position')} of the prompt but {plural(len(source_rows), 'position')} "
@@ -113,7 +107,8 @@ def pin(edit: Edit, resolved: RowEdit, rows: int) -> Edit | None:
         else:  # values that a Run held
             run = as_source(edit.source, describe(edit, 0)).run
             assert run is not None
-            source_rows = _source_positions(edit, Extent(run.prompt_length, run.rows), SpecError)
+            extent = Extent(run.prompt_length, run.rows)
+            source_rows = source_positions(edit.pos, edit.source_pos, edit.phase, extent, SpecError)
         changes["source_pos"] = [source_rows[i] for i in kept]
     elif resolved.value is not None and resolved.value.shape[0] > 1:
         value = resolved.value[kept]
@@ -137,74 +132,7 @@ def _heads(head: Any, point: HookPoint, refuse: Refuse) -> tuple[int, ...] | Non
         if not 0 <= h < point.heads:
             kind = "key-value heads" if point.component in ("k", "rot_k", "v") else "heads"
             raise refuse(f"head {h} is past its count: {point.name} has {kind} 0 to {point.heads - 1}")
-    return _distinct(heads, "head", refuse)
-
-
-def _positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refuse: Refuse) -> range | tuple[int, ...]:
-    """The absolute positions that an expression chooses, in the order given."""
-    first = extent.prompt if phase == "decode" else 0
-    stop = extent.prompt if phase == "prompt" else extent.rows
-    if first >= stop:
-        raise refuse(
-            "it would match no row: no generated token is fed back; generate at least 2 tokens, or use phase='both'"
-        )
-    if _everywhere(pos):
-        return range(first, stop)
-    if isinstance(pos, str) and pos != "last":
-        chosen = _slice(pos, first, extent.prompt, stop, name, whose, refuse)
-        if not chosen:
-            raise refuse(f"{name} {pos!r} would match no row")
-        return chosen
-    given = (-1,) if isinstance(pos, str) else integers(pos, name, refuse)
-    rows = tuple(p + extent.prompt if p < 0 else p for p in given)
-    for g, p in zip(("last",) if isinstance(pos, str) else given, rows, strict=True):
-        if not 0 <= p < extent.rows:
-            counted = extent.prompt if p < 0 else extent.rows  # what negative ones count from
-            tokens = plural(counted, "token" if counted == extent.prompt else "row")
-            raise refuse(f"{name} {g} is past the {whose}, which has {tokens} (0 to {counted - 1})")
-        if not first <= p < stop:
-            part = "the generated tokens have" if phase == "decode" else "the prompt has"
-            raise refuse(f"{name} {g} is outside phase={phase!r}: {part} positions {first} to {stop - 1}")
-    return _distinct(rows, name, refuse)
-
-
-def _source_positions(edit: Edit, extent: Extent, refuse: Refuse) -> range | tuple[int, ...]:
-    """Where a patch reads: `source_pos` anywhere in the source; without it what `pos` chooses, there."""
-    if edit.source_pos is not None:
-        return _positions(edit.source_pos, "both", extent, "source_pos", "source", refuse)
-    phase = edit.phase
-    if phase == "decode" and not (_everywhere(edit.pos) and extent.rows > extent.prompt):
-        phase = "both"  # ints are absolute; the source may be longer or shorter than the prompt
-    return _positions(edit.pos, phase, extent, "pos", "source", refuse)
-
-
-def _everywhere(pos: Any) -> bool:
-    return pos is None or (isinstance(pos, str) and pos == "all")
-
-
-def _slice(text: str, first: int, prompt: int, stop: int, name: str, whose: str, refuse: Refuse) -> range:
-    parts = text.split(":")
-    try:
-        numbers = [int(p) if p.strip() else None for p in parts]
-    except ValueError:
-        numbers = []
-    if not 2 <= len(numbers) <= 3:
-        raise refuse(f"{name} {text!r} is not understood; write an int, a list, a slice such as '3:7', 'last' or 'all'")
-    step = 1 if len(numbers) < 3 or numbers[2] is None else numbers[2]
-    if step < 1:
-        raise refuse(f"{name} {text!r}: the step must be at least 1")
-    begin, end = (None if n is None else n + prompt if n < 0 else n for n in numbers[:2])
-    begin = first if begin is None else begin
-    end = stop if end is None else end
-    if begin < first or end > stop:
-        raise refuse(f"{name} {text!r} goes past the {whose}, which has positions {first} to {stop - 1} here")
-    return range(begin, end, step)
-
-
-def _distinct(items: tuple[int, ...], name: str, refuse: Refuse) -> tuple[int, ...]:
-    if len(set(items)) < len(items):
-        raise refuse(f"{name} names {next(i for i in items if items.count(i) > 1)} twice")
-    return items
+    return distinct(heads, "head", refuse)
 
 
 def _factor(factor: Any, dtype: torch.dtype, refuse: Refuse) -> float:

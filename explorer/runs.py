@@ -10,9 +10,10 @@ import torch
 
 from .analysis import attention, metrics
 from .engine.protocol import Model, Request, Result
+from .given import plural
 from .hooks import Catalogue
 from .resolve import pin
-from .specs import Edit, plural, to_json
+from .specs import Edit, to_json
 from .tokens import Token, Tokenizer, one_token, token_table
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import numbers
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +11,9 @@ import numpy as np
 import torch
 
 from .errors import SpecError
+from .given import integers, plain, plural, short
 from .hooks import Catalogue, canonical
+from .positions import Extent, source_positions
 
 OPS: dict[str, tuple[str, ...]] = {  # op -> the fields it needs
     "suppress": (),
@@ -104,7 +104,17 @@ class Edit:
             if getattr(self, key) is not None:
                 out[key] = plain(getattr(self, key))
         if self.source is not None:
-            out["source"] = as_source(self.source, f"({self.hook}, {self.op})").to_json()
+            where = f"({self.hook}, {self.op})"
+            source = as_source(self.source, where)
+            out["source"] = source.to_json()
+            run = source.run
+            if run is not None and run.rows > run.prompt_length:
+                # its recipe is a prompt of all its tokens: what counted from the end of the shorter one is pinned
+                extent = Extent(run.prompt_length, run.rows)
+                rows = source_positions(
+                    self.pos, self.source_pos, self.phase, extent, lambda p: SpecError(f"{where}: {p}")
+                )
+                out["source_pos"] = list(rows)
         if self.phase != "prompt":
             out["phase"] = self.phase
         return out
@@ -208,7 +218,9 @@ def _from_json(spec: Mapping[Any, Any]) -> list[Edit]:
     out: list[Edit] = []
     for hook, bodies in spec.items():
         if not isinstance(hook, str):
-            raise SpecError(f"a spec maps hook names to edits; {short(hook)} is no hook name", len(out))
+            raise SpecError(
+                f"edit {len(out) + 1}: a hook is named by a string; {short(hook)} is no hook name", len(out)
+            )
         if isinstance(bodies, (list, tuple)) and not bodies:
             raise SpecError(f"edit {len(out) + 1} ({hook}): there is no edit in the list; remove the hook", len(out))
         for body in bodies if isinstance(bodies, (list, tuple)) else [bodies]:
@@ -275,47 +287,8 @@ def _copy(value: Any) -> Any:
     return [_copy(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-Refuse = Callable[[str], SpecError]
-
-
-def integers(given: Any, name: str, refuse: Refuse) -> tuple[int, ...]:
-    """One whole number or several, of any library, as ints; refuses anything else, and none at all."""
-    given = plain(given)
-    items = given if isinstance(given, list) else [given]
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, int):
-            raise refuse(f"{name} takes whole numbers, not {short(item)}")
-    if not items:
-        raise refuse(f"{name} is empty: it would match nothing")
-    return tuple(items)
-
-
 def _token_ids(ids: Any, where: str) -> tuple[int, ...]:
     def refuse(problem: str) -> SpecError:
         return SpecError(f"{where}: source: {problem}")
 
     return integers(ids, "ids", refuse)
-
-
-def plain(value: Any) -> Any:
-    """Arrays, ranges and numbers of other libraries as lists, ints and floats; anything else unchanged."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, (list, tuple, range)):
-        return [plain(v) for v in value]
-    if isinstance(value, (bool, int, float, str)) or value is None:
-        return value
-    if hasattr(value, "__index__"):
-        return operator.index(value)
-    return float(value) if isinstance(value, numbers.Real) else value
-
-
-def plural(n: int, noun: str) -> str:
-    """`1 edit`, `2 edits`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-def short(value: Any) -> str:
-    """A value as errors show it."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"a {type(value).__name__}"

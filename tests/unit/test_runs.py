@@ -215,6 +215,18 @@ def test_the_recipe_of_a_run_patched_from_a_run(session):
     torch.testing.assert_close(again[STREAM], run[STREAM])
 
 
+@pytest.mark.parametrize("source_pos", ["last", -1, "-1:3", None])
+def test_a_spec_that_patches_from_a_generated_run_counts_from_its_prompt(session, source_pos):
+    # the recipe of the source is a prompt of all its tokens, longer than the one that positions counted from
+    source = session.generate("w1 w2 w3", max_new_tokens=4)
+    run = session.run(PROMPT, Edit(STREAM, "patch", source=source, pos=-1, source_pos=source_pos))
+    assert run.spec[STREAM]["source_pos"] == [2]
+    assert torch.equal(session.run(PROMPT, json.loads(json.dumps(run.spec))).logits, run.logits)
+    assert not torch.equal(
+        session.run(PROMPT, Edit(STREAM, "patch", source=source.recipe(), pos=-1)).logits, run.logits
+    )
+
+
 def test_the_recipe_of_a_run_that_stopped_early(session):
     first = session.generate(PROMPT, max_new_tokens=1).text
     run = session.generate(PROMPT, Edit(STREAM, "scale", factor=1.0, phase="both"), 5, stop=first)

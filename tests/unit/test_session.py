@@ -188,6 +188,20 @@ def test_a_patched_run_is_a_source(session):
     assert torch.equal(again[STREAM], run[STREAM])
 
 
+def test_sources_that_count_from_different_ends_are_two(session):
+    run = session.generate("w1 w2", max_new_tokens=3)
+    last = {"op": "patch", "pos": -1, "source_pos": "last"}
+    recipes = [{"prompt": "w5 w6", "edits": {STREAM: last | {"source": s}}} for s in (run, run.recipe())]
+    specs = [{"blocks.2.hook_out": {"op": "patch", "pos": -1, "source": recipe}} for recipe in recipes]
+    for spec, got in zip(specs, session.run(["w7 w8"] * 2, specs), strict=True):
+        assert torch.equal(got.logits, session.run("w7 w8", spec).logits)
+    assert not torch.equal(*(session.run("w7 w8", spec).logits for spec in specs))
+    wrong = {"prompt": "w5", "edits": {STREAM: {"op": "patch", "source": run, "source_pos": 9}}}
+    with pytest.raises(SpecError, match=r"^edit 1 \(.*\): source: .*source_pos 9 is past the source") as refused:
+        session.run("w7", {STREAM: {"op": "patch", "source": wrong}})
+    assert refused.value.edit_index == 0
+
+
 def test_a_run_of_another_session_must_hold_what_is_patched(session):
     with fake.session(fake.FakeEngine(seed=1)) as other:
         captured, bare = other.run(A, capture=STREAM), other.run(A)

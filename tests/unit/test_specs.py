@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer import Edit, SpecError
-from explorer.resolve import Extent, RowEdit, pin, resolve
+from explorer.positions import Extent
+from explorer.resolve import RowEdit, pin, resolve
 from explorer.specs import Source, as_source, parse, parse_batch, to_json
 
 from .fake import CATALOGUE, SHAPE

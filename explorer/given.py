@@ -1,0 +1,48 @@
+"""What was given: numbers of any library as plain ones, and values as errors show them."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from .errors import SpecError
+
+Refuse = Callable[[str], SpecError]
+
+
+def integers(given: Any, name: str, refuse: Refuse) -> tuple[int, ...]:
+    """One whole number or several, of any library, as ints; refuses anything else, and none at all."""
+    given = plain(given)
+    items = given if isinstance(given, list) else [given]
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, int):
+            raise refuse(f"{name} takes whole numbers, not {short(item)}")
+    if not items:
+        raise refuse(f"{name} is empty: it would match nothing")
+    return tuple(items)
+
+
+def plain(value: Any) -> Any:
+    """Arrays, ranges and numbers of other libraries as lists, ints and floats; anything else unchanged."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (list, tuple, range)):
+        return [plain(v) for v in value]
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def plural(n: int, noun: str) -> str:
+    """`1 edit`, `2 edits`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def short(value: Any) -> str:
+    """A value as errors show it."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"
