@@ -73,6 +73,10 @@ def boot(
         raise BootError(f"boot: engine must be 'vllm', 'transformers' or 'auto', not {engine!r}")
     if mode not in (None, "eager", "compiled"):
         raise BootError(f"boot: mode must be 'eager' or 'compiled', not {mode!r}")
+    if engine == "vllm" and not find_spec("vllm"):  # said before a tokenizer is looked for on the hub
+        from .engine.vllm.boot import INSTALL
+
+        raise ImportError(f"engine='vllm' needs vLLM: {INSTALL}")
     for name in ALWAYS_ON:
         if name in vllm_kwargs:
             del vllm_kwargs[name]

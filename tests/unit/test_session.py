@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import explorer
 from explorer import BootError, Cancelled, Edit, SessionClosed, SpecError
@@ -493,6 +496,30 @@ def test_without_vllm_the_transformers_engine_and_a_line_that_says_so(monkeypatc
     monkeypatch.setattr(subject, "find_spec", lambda name: None)
     explorer.boot(tmp_path).close()
     assert "vLLM is not installed: the transformers engine runs the model" in capsys.readouterr().out
-    explorer.boot(tmp_path, engine="vllm").close()
+    explorer.boot(tmp_path, engine="transformers").close()
     assert "not installed" not in capsys.readouterr().out
-    assert engines == ["transformers", "vllm"]
+    assert engines == ["transformers", "transformers"]
+
+
+def test_vllm_asked_for_where_there_is_none_is_refused_before_the_network(monkeypatch):
+    monkeypatch.setattr(subject, "find_spec", lambda name: None)
+    for step in ("resolve", "load_tokenizer", "_build"):
+        monkeypatch.setattr(subject, step, lambda *_, **__: pytest.fail("something was looked for"))
+    with pytest.raises(ImportError, match=r"^engine='vllm' needs vLLM: pip install 'activation-explorer\[vllm\]'"):
+        explorer.boot("some/model", engine="vllm")
+
+
+def test_a_tokenizer_in_hand_is_used_as_it_is(monkeypatch, tmp_path):
+    own = fake.words()
+    monkeypatch.setattr(subject, "_build", lambda *_: fake.FakeEngine())
+    monkeypatch.setattr(subject, "resolve", lambda model, progress: tmp_path)
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("another was loaded")
+    )
+    with explorer.boot(tmp_path, tokenizer=own) as session:
+        assert session.run(A)._origin.tokenizer is own
+
+
+def test_importing_explorer_brings_no_engine():
+    code = "import sys, explorer, widgets; print(sorted({'vllm', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
