@@ -32,13 +32,24 @@ def read_config(path: str, options: Mapping[str, Any]) -> Any:
     return config
 
 
+def architecture(config: Any) -> str:
+    """The model class that a configuration names; where it names none, transformers' own for its model type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.architectures:
+        return str(config.architectures[0])
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(getattr(config, "model_type", ""), type(config).__name__))
+
+
 def model_shape(config: Any) -> ModelShape:
     """The sizes of a configuration; `BootError` for an architecture that is not served."""
     config = config.get_text_config()
-    architecture = (config.architectures or [type(config).__name__])[0]
-    if architecture not in ARCHITECTURES:
+    name = architecture(config)
+    if name not in ARCHITECTURES:
+        raise BootError(f"boot: {name} is not served yet; the architectures that are: {', '.join(ARCHITECTURES)}")
+    if config.num_hidden_layers < 1:
         raise BootError(
-            f"boot: {architecture} is not served yet; the architectures that are: {', '.join(ARCHITECTURES)}"
+            "boot: the model's configuration has no layers (num_hidden_layers is 0); nothing could be hooked"
         )
     heads = config.num_attention_heads
     return ModelShape(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -9,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 from explorer import BootError
-from explorer.engine.shapes import model_shape
+from explorer.engine.shapes import architecture, model_dtype, model_shape, read_config
 from explorer.engine.vllm import boot, internals
 from explorer.engine.vllm.boot import LOCKED, check_options, choose, code_hash
 
@@ -125,6 +127,48 @@ def test_sizes_that_are_not_written_down():
 def test_architectures_that_are_not_served(architectures):
     with pytest.raises(BootError, match="is not served yet; the architectures that are: LlamaForCausalLM"):
         model_shape(config(architectures=architectures))
+
+
+def test_a_model_without_layers():
+    with pytest.raises(BootError, match="has no layers"):
+        model_shape(config(num_hidden_layers=0))
+
+
+def test_an_architecture_that_is_not_written_down(tmp_path, on_cpu):
+    made = config(architectures=None, model_type="qwen3")
+    assert architecture(made) == "Qwen3ForCausalLM"
+    assert chosen(tmp_path, made)["hf_overrides"] == {"architectures": ["Qwen3ForCausalLM"]}
+    overrides = {"rope_theta": 1e6}
+    asked = chosen(tmp_path, made, hf_overrides=overrides)["hf_overrides"]
+    assert asked == {"rope_theta": 1e6, "architectures": ["Qwen3ForCausalLM"]} and overrides == {"rope_theta": 1e6}
+    assert "hf_overrides" not in chosen(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "dtype"),
+    [
+        ({}, "float32"),
+        ({"dtype": None}, "float32"),
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float16"}, "float16"),
+    ],
+    ids=["no such key", "null", "the older key", "the newer key"],
+)
+def test_the_dtype_of_a_file(tmp_path, written, dtype):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **written}))
+    assert model_dtype(None, read_config(str(tmp_path), {})) == dtype
+
+
+def test_the_token_reaches_the_configuration(monkeypatch):
+    seen = {}
+
+    def load(path, **hub):
+        seen[path] = hub
+        return transformers.LlamaConfig()
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", load)
+    read_config("some/model", {"hf_token": "t", "revision": "v2", "dtype": "float32"})
+    assert seen == {"some/model": {"token": "t", "revision": "v2"}}
 
 
 # --- what is chosen ---------------------------------------------------------------------------------------------------

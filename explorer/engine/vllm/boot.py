@@ -16,7 +16,7 @@ import torch
 from ...errors import BootError
 from ...hooks import Catalogue, ModelShape
 from ..protocol import Attention, Model
-from ..shapes import BATCH_TOKENS, check_sizes, model_dtype, model_length, model_shape, read_config
+from ..shapes import BATCH_TOKENS, architecture, check_sizes, model_dtype, model_length, model_shape, read_config
 from . import internals
 from .shards import Shard
 
@@ -154,6 +154,8 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
                 f"max_model_len={length} tokens need {least}"
             )
         _check_memory(path, config, options, size, tensor * stages)
+    if not config.architectures and not callable(options.get("hf_overrides")):  # vLLM would take one without a head
+        options["hf_overrides"] = {**options.get("hf_overrides", {}), "architectures": [architecture(config)]}
     options |= {name: value for name, (value, _) in LOCKED.items()}
     options["additional_config"] = {
         **options.get("additional_config", {}),
