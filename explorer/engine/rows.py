@@ -9,6 +9,7 @@ import torch
 
 from ..errors import EngineError
 from ..resolve import RowEdit
+from ..specs import OPS
 from .protocol import Request, Result
 
 # The rows that changed: their indices, and their new values.
@@ -51,12 +52,15 @@ class Rows:
         self._shapes = shapes
 
     def prepare(self, edits: Sequence[RowEdit], capture: Sequence[str]) -> Held:
-        """What to hold for a request. ValueError for a hook point that has no tap."""
+        """What to hold for a request. ValueError for a hook point that has no tap, and for an edit that fits none."""
         for name in (*capture, *(edit.hook for edit in edits)):
             if name not in self._shapes:
                 raise ValueError(f"no tap for {name}")
         by_hook: dict[str, list[RowEdit]] = {}
         for edit in edits:
+            problem = misfit(edit, self._shapes[edit.hook])
+            if problem is not None:
+                raise ValueError(f"{edit.op} at {edit.hook}: {problem}")
             by_hook.setdefault(edit.hook, []).append(edit)
         return Held(by_hook, tuple(capture))
 
@@ -102,6 +106,25 @@ class Rows:
         source = join(self.held[key].chunks[edit.hook])[list(rows)]
         block = source if source.dim() == 3 else source[:, None]
         return block if edit.heads is None else block[:, list(edit.heads)]
+
+
+def misfit(edit: RowEdit, shape: tuple[int, ...]) -> str | None:
+    """Why an edit cannot be applied at a hook point of `shape`: checked once more where it would do harm."""
+    heads, width = shape if len(shape) == 2 else (1, shape[0])
+    chosen = tuple(range(heads)) if edit.heads is None else edit.heads
+    given = {"factor": edit.factor, "value": edit.value, "source": edit.source}
+    if edit.op not in OPS:
+        return "there is no such op"
+    for key in OPS[edit.op]:
+        if given[key] is None:
+            return f"it has no {key}"
+    if not all(0 <= head < heads for head in chosen):
+        return f"there are heads 0 to {heads - 1}, not {chosen}"
+    block = (len(edit.rows), len(chosen), width)
+    shapes = (1,) * 3 if edit.value is None else tuple(edit.value.shape)
+    if len(shapes) != 3 or any(n not in (1, whole) for n, whole in zip(shapes, block, strict=True)):
+        return f"a value of shape {shapes} does not fill {block}"
+    return None
 
 
 def apply(

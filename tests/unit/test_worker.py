@@ -138,6 +138,30 @@ def test_unknown_hooks_open_nothing(worker):
         worker.explorer_read(["good"])
 
 
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (wire("blocks.0.hook_out", "zap", [0], value="v"), "zap at blocks.0.hook_out: there is no such op"),
+        (wire("blocks.0.hook_out", "scale", [0]), "it has no factor"),
+        (wire("blocks.0.hook_out", "set", [0]), "it has no value"),
+        (wire("blocks.0.hook_out", "patch", [0]), "it has no source"),
+        (wire("blocks.0.hook_out", "suppress", [0], heads=[1]), r"heads 0 to 0, not \(1,\)"),
+        (wire("blocks.0.attn.o.hook_in", "suppress", [0], heads=[-1]), "heads 0 to 3"),
+        (wire("blocks.0.attn.o.hook_in", "set", [0], value="v"), r"shape \(1, 1, 8\) does not fill \(1, 4, 2\)"),
+        (wire("blocks.0.hook_out", "add", [0, 1, 2], value="two"), r"shape \(2, 1, 8\) does not fill \(3, 1, 8\)"),
+        (wire("blocks.0.hook_out", "add", [0], value="flat"), r"shape \(8,\) does not fill"),
+    ],
+)
+def test_edits_are_checked_once_more_where_they_act(worker, edit, says):
+    tensors = {"v": torch.ones(1, 1, 8), "two": torch.ones(2, 1, 8), "flat": torch.ones(8)}
+    good = {"key": "good", "capture": [], "edits": [wire("blocks.0.hook_out", "suppress", [0])]}
+    with pytest.raises(ValueError, match=says):
+        worker.explorer_open(
+            [good, {"key": "bad", "capture": [], "edits": [edit]}], {name: pack(t) for name, t in tensors.items()}
+        )
+    assert not worker._rows.held
+
+
 def test_the_head_on_rows_kept(worker):
     rows = torch.randn(4, 8)
     logits = unpack(worker.explorer_logits(pack(rows)))
