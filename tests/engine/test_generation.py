@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 import explorer
 from explorer import Edit, SpecError
+from explorer.engine.vllm import internals
 
 from ..reference import reference
 from .compare import core, relative, same, token_ids
@@ -48,6 +49,16 @@ def test_one_token_feeds_nothing_back(llama: explorer.Session) -> None:
     clean = llama.run(IDS, capture=HOOK)
     assert run.rows == 8 and torch.equal(run[HOOK], clean[HOOK]) and torch.equal(run.logits, clean.logits)
     assert run.generated == (clean.top(1)[0].id,)
+
+
+def test_captures_and_edits_take_no_pass_of_their_own(llama: explorer.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    step = internals.step
+    monkeypatch.setattr(internals, "step", lambda llm: (steps.append(1), step(llm))[1])
+    run = llama.generate(IDS, Edit(HOOK, "scale", factor=0.5, phase="both"), max_new_tokens=5, capture="all")
+    assert len(run[HOOK]) == 12 and len(steps) == 5
+    llama.compare(IDS, Edit(HOOK, "suppress"), capture="all")
+    assert len(steps) == 6  # clean and patched are one batch
 
 
 def test_pattern_of_generated_tokens(llama: explorer.Session) -> None:
