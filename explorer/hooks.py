@@ -39,6 +39,7 @@ class Kind:
     width: str = "d_model"  # the ModelShape field of its last axis
     edit: bool = True
     derived_from: tuple[str, ...] = ()  # computed from these hook points instead of being tapped
+    else_from: tuple[str, ...] = ()  # or, in layers that lack those, from these
     one_with: str | None = None  # an alias of this hook in models where nothing comes between the two
 
 
@@ -113,6 +114,7 @@ KINDS: tuple[Kind, ...] = (
         "",
         False,
         ("blocks.{i}.attn.hook_rot_q", "blocks.{i}.attn.hook_rot_k"),
+        ("blocks.{i}.attn.q.hook_out", "blocks.{i}.attn.k.hook_out"),
     ),
     Kind(
         "blocks.{i}.attn.hook_pattern",
@@ -124,6 +126,7 @@ KINDS: tuple[Kind, ...] = (
         "",
         False,
         ("blocks.{i}.attn.hook_rot_q", "blocks.{i}.attn.hook_rot_k"),
+        ("blocks.{i}.attn.q.hook_out", "blocks.{i}.attn.k.hook_out"),
     ),
     Kind(
         "blocks.{i}.attn.o.hook_in",
@@ -424,6 +427,9 @@ def _point(
     heads = getattr(shape, kind.heads) if kind.heads else None
     width = getattr(shape, kind.width) if kind.width else None
     reason = missing.get(name)
+    derived = tuple(map(fill, kind.derived_from))
+    if any(source in missing for source in derived):
+        derived = tuple(map(fill, kind.else_from))
     return HookPoint(
         name=name,
         aliases=tuple(map(fill, (*kind.aliases, *((alias,) if alias else ())))),
@@ -434,7 +440,7 @@ def _point(
         shape=tuple(n for n in (heads, width) if n is not None),
         heads=heads,
         editable=kind.edit and reason is None,
-        derived_from=tuple(map(fill, kind.derived_from)),
+        derived_from=derived,
         available=reason is None,
         reason=reason,
     )

@@ -212,6 +212,15 @@ def test_capture_takes_a_list_of_names(asked):
         CATALOGUE.match(asked)
 
 
+def test_patterns_come_from_the_projections_where_there_is_no_rotary():
+    lacking = {f"blocks.1.attn.hook_rot_{x}": "no rotary" for x in "qk"}
+    catalogue = Catalogue(SHAPE, lacking)
+    for name in ("hook_pattern", "hook_attn_scores"):
+        sources = [catalogue[f"blocks.{i}.attn.{name}"].derived_from for i in (0, 1)]
+        assert sources[0] == ("blocks.0.attn.hook_rot_q", "blocks.0.attn.hook_rot_k")
+        assert sources[1] == ("blocks.1.attn.q.hook_out", "blocks.1.attn.k.hook_out")
+
+
 def test_capturing_what_cannot_fire_gives_the_reason():
     with pytest.raises(SpecError, match="the same stream"):
         CATALOGUE.match(["blocks.2.ln2.hook_in"])
