@@ -9,13 +9,10 @@ import pytest
 
 from . import tiny
 
-# name -> (transformers model type, what differs from tests/tiny.py's sizes)
-FAMILIES = {
-    "llama": ("llama", {}),
-    "mistral": ("mistral", {"sliding_window": 4}),
-    "qwen2": ("qwen2", {"hidden_size": 128}),  # vLLM has no head_dim here: it divides
-    "qwen3": ("qwen3", {}),
-    "phi3": ("phi3", {}),
+# The families that each engine serves so far.
+SERVED = {
+    "vllm": ("llama", "mistral", "qwen2", "qwen3", "phi3"),
+    "transformers": ("llama", "mistral", "qwen2", "qwen3", "phi3"),
 }
 
 
@@ -26,7 +23,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
     def folder(family: str) -> Path:
         if family not in made:
-            model_type, sizes = FAMILIES[family]
+            model_type, sizes = tiny.FAMILIES[family]
             made[family] = tiny.make(tmp_path_factory.mktemp("models") / f"tiny-{family}", model_type, **sizes)
         return made[family]
 

@@ -12,7 +12,7 @@ import torch
 import explorer
 from explorer import Edit
 
-from ..conftest import FAMILIES
+from ..conftest import SERVED
 from ..reference import reference
 from .compare import relative, same, token_ids
 from .conftest import ENGINES
@@ -128,16 +128,18 @@ def test_every_edit_as_in_transformers(either: explorer.Session, name: str) -> N
 
 
 @pytest.mark.parametrize("part", ["q.hook_out", "k.hook_out", "v.hook_out", "o.hook_in", "hook_rot_q", "hook_rot_k"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "family"), [(engine, family) for engine in ENGINES for family in SERVED[engine]])
 def test_zeroing_what_attention_reads(
     booted: Callable[..., explorer.Session], engine: str, family: str, part: str
 ) -> None:
     # k and v reach attention through the key-value cache: zeroing them too late would change nothing
     session = booted(family, engine=engine)
     ref = reference(session.model_path)
-    for head in (None, 1):
-        spec = {f"blocks.0.attn.{part}": {"op": "suppress"} | ({} if head is None else {"head": head})}
+    hook = f"blocks.0.attn.{part}"
+    if hook not in ref.names:
+        pytest.skip(f"{family} has no {part}")
+    for head in (None, ref.run(IDS)[hook].shape[1] - 1):
+        spec = {hook: {"op": "suppress"} | ({} if head is None else {"head": head})}
         want = ref.run(IDS, spec).logits
         assert relative(want, ref.run(IDS).logits) > 1e-2
         assert relative(session.run(IDS, spec).logits, want) <= 1e-4

@@ -16,7 +16,6 @@ import explorer
 from explorer import SpecError
 
 from .. import tiny
-from ..conftest import FAMILIES
 from ..random_specs import WRONG, Author, Kept, spoilt
 from ..reference import Pass, reference
 from .compare import idle, relative, same
@@ -54,7 +53,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
         key = repr((family, engine, keywords))
         if key not in made:
             if family not in folders:
-                model_type, sizes = FAMILIES[family]
+                model_type, sizes = tiny.FAMILIES[family]
                 folder = tmp_path_factory.mktemp("endless") / family
                 folders[family] = tiny.make(folder, model_type, **(sizes | {"eos_token_id": None}))
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folders[family])
