@@ -45,7 +45,7 @@ def predictions(page: Page) -> dict[str, tuple[float, ...]]:
 def settled(notebook: Lab, name: str = "w") -> None:
     """Waits until nothing is under way any more: no change of the page, no job, no array."""
     look = f"[{name}.state, {name}.result.get('seconds'), {name}.jobs]"
-    last, same, deadline = None, 0, time.monotonic() + 30
+    last, same, deadline = None, 0, time.monotonic() + 120  # the grid of a long prompt, on a busy machine
     while same < 4:  # the page sends a change when the kernel has taken the one before: quiet must last a while
         assert time.monotonic() < deadline, f"still busy: {last}"
         notebook.evaluate(f"{name}._session.jobs.call(lambda job: None)")
