@@ -9,11 +9,9 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from .untouched import model_class
 
 VOCABULARY = 160
 SIZES = {
@@ -36,14 +34,14 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 # Where the sizes leave no choice: d_head is hidden_size / heads, and there are as many key-value heads as heads.
 DIVIDED = {"hidden_size": 128, "head_dim": LEFT_OUT}
 MULTI_HEAD = DIVIDED | {"num_key_value_heads": LEFT_OUT}
-FALCON = MULTI_HEAD | {"intermediate_size": LEFT_OUT, "ffn_hidden_size": 80, "bias": True}
+FALCON = MULTI_HEAD | {"intermediate_size": LEFT_OUT, "bias": True}  # neurons: four times hidden_size, in vLLM
 MLA = {
     "head_dim": LEFT_OUT,
     "num_key_value_heads": 4,
     "q_lora_rank": 48,
-    "kv_lora_rank": 32,
+    "kv_lora_rank": 512,  # this and the next as in the real ones: vLLM has kernels for no others
+    "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
     "v_head_dim": 32,
     "n_routed_experts": 4,
     "n_shared_experts": 1,
@@ -93,7 +91,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("olmo3", DIVIDED | ALTERNATING),
     "deepseek_v2": ("deepseek_v2", MLA | {"topk_method": "greedy"}),
     # the first layer is dense, as in the real ones
-    "deepseek_v3": ("deepseek_v3", MLA | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}),
+    "deepseek_v3": (
+        "deepseek_v3",
+        MLA | {"topk_method": "noaux_tc", "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+    ),
 }
 
 
@@ -101,7 +102,8 @@ def make(folder: Path, model_type: str = "llama", **overrides: Any) -> Path:
     """Write a random fp32 model and its tokenizer (words `w0` to `w156`) to `folder`; the same weights every time."""
     torch.manual_seed(0)
     sizes = {name: size for name, size in (SIZES | overrides).items() if size is not LEFT_OUT}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes), dtype=torch.float32)
+    config = AutoConfig.for_model(model_type, **sizes)
+    model = model_class(config)._from_config(config, dtype=torch.float32)
     norms = {id(p) for m in model.modules() if "Norm" in type(m).__name__ for p in m.parameters(recurse=False)}
     with torch.no_grad():
         for weight in model.parameters():

@@ -134,7 +134,7 @@ def test_zeroing_what_attention_reads(
 ) -> None:
     # k and v reach attention through the key-value cache: zeroing them too late would change nothing
     session = booted(family, engine=engine)
-    ref = reference(session.model_path)
+    ref = reference(session.model_path, engine)
     hook = f"blocks.0.attn.{part}"
     if hook not in ref.names:
         pytest.skip(f"{family} has no {part}")

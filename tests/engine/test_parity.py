@@ -23,7 +23,7 @@ PROMPTS = ["The Eiffel Tower is in the city of", "def add(a, b):\n    return a +
 def pair(request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]) -> Iterator[Pair]:
     engine, name = request.param.split()
     session = request.getfixturevalue("smol") if (engine, name) == ("vllm", SMOL) else booted(name, engine=engine)
-    yield session, reference(session.model_path)
+    yield session, reference(session.model_path, engine)
 
 
 def prompts(session: explorer.Session) -> list[list[int]]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
+from ..untouched import imported_anew, model_class
 from .edits import apply
 from .families import family_of, kv_heads_of
 
@@ -88,11 +88,14 @@ class Hooks(contextlib.ExitStack):
 class Reference:
     """A transformers model in fp32; `names` are the canonical names of the hook points that it has."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="eager", dtype=torch.float32
-        ).eval()
+    def __init__(self, folder: str | Path, exact_gelu: bool = False) -> None:
+        """`exact_gelu`: Bloom's, where transformers approximates it by tanh."""
+        model = model_class(AutoConfig.from_pretrained(folder))
+        self.model = model.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
         self.config = self.model.config
+        if exact_gelu:
+            for layer in self.model.transformer.h:
+                layer.mlp.gelu_impl = torch.nn.GELU()
         self.family = family_of(self.config)
         self.heads = self.config.num_attention_heads
         self.kv_heads = kv_heads_of(self.config)
@@ -214,7 +217,7 @@ class Reference:
     def _hook_rotary(self, hooks: Hooks) -> None:
         """Between rotary and softmax there is no module: surround transformers' own function there."""
         *place, name = (self.family.reads or self.family.rotates or "").split(".")
-        owner = reduce(getattr, place, sys.modules[type(self.model).__module__])
+        owner = reduce(getattr, place, imported_anew(type(self.model).__module__))
         original = getattr(owner, name)
         calls = itertools.count()
 
@@ -245,7 +248,10 @@ class Multiplier:
         return next(self.edits)((x * self.factor)[0])[None]
 
 
-@cache
-def reference(folder: str | Path) -> Reference:
-    """The reference of a checkpoint folder; kept, since loading costs seconds."""
-    return Reference(folder)
+def reference(folder: str | Path, engine: str = "transformers") -> Reference:
+    """The reference of a checkpoint folder, for an engine: vLLM gives Bloom the exact GELU."""
+    bloom = AutoConfig.from_pretrained(folder).model_type == "bloom"
+    return _kept(str(folder), exact_gelu=engine == "vllm" and bloom)
+
+
+_kept = cache(Reference)  # loading costs seconds
