@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.models.llama import modeling_llama
 
-from ..reference import Pass, Reference
+from ..reference import Pass, Reference, reference
 from ..tiny import FAMILIES
 
 IDS = [1, *range(5, 150, 9), 7, 7, 3]  # 20 tokens: longer than every window
@@ -156,3 +157,22 @@ def consistent(ref: Reference, run: Pass, edited: str = "") -> None:
     follows["blocks.1.hook_in"] = run["blocks.0.hook_out"]
     for name, want in follows.items():
         assert name == edited or close(run[name], want), name
+
+
+def test_apart_from_what_others_do_to_transformers(
+    tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError("vLLM alters classes like this")
+
+    want = Reference(tiny_folder("llama")).run(IDS).logits
+    monkeypatch.setattr(modeling_llama.LlamaModel, "__init__", broken)
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", broken)
+    assert torch.equal(Reference(tiny_folder("llama")).run(IDS).logits, want)
+
+
+def test_one_for_both_engines_but_for_bloom(tiny_folder: Callable[[str], Path]) -> None:
+    assert reference(tiny_folder("llama"), "vllm") is reference(str(tiny_folder("llama")))
+    approximate, exact = (reference(tiny_folder("bloom"), engine) for engine in ("transformers", "vllm"))
+    error = (approximate.run(IDS).logits - exact.run(IDS).logits).abs().max()
+    assert 1e-5 < float(error) < 1e-2
