@@ -5,6 +5,7 @@ A failing example names its seed: `Author(session, kept, generated, seed).exampl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import explorer
 from explorer import SpecError
 
 from .. import tiny
+from ..conftest import SERVED
 from ..random_specs import WRONG, Author, Kept, spoilt
 from ..reference import Pass, reference
 from .compare import idle, relative, same
@@ -34,6 +36,8 @@ BATCHES = [
     *[("qwen3", n, {}) for n in (0, 0, 3, 4)],
     *[("phi3", n, {}) for n in (0, 2, 4)],
 ]
+# and one batch of each other family that both engines serve
+BATCHES += [(f, 3, {}) for f in SERVED["vllm"] if f in SERVED["transformers"] and f not in {b[0] for b in BATCHES}]
 
 
 class Prepared(NamedTuple):
@@ -105,25 +109,27 @@ def test_valid_specs_agree(prepared: Callable[..., Prepared], number: int) -> No
     clean = vllm.session.run(IDS, capture="all")
     seeds = [f"{number}.{i}" for i in range(BATCH)]
     ref = reference(vllm.session.model_path)
-    runs = []
+    prompts: list[list[int]] = []
+    ran: dict[str, list[explorer.Run]] = {}
     for session, kept in (vllm, other):
-        examples = [Author(session, kept, generated, seed).example() for seed in seeds]
-        specs = [
-            Author(session, kept, generated, seed).written(e.edits) for seed, e in zip(seeds, examples, strict=True)
-        ]
-        runs.append(session.run([e.ids for e in examples], specs, capture="all", max_new_tokens=generated))
+        authors = [Author(session, kept, generated, seed) for seed in seeds]
+        examples = [author.example() for author in authors]
+        prompts = [example.ids for example in examples]
+        specs = [author.written(e.edits) for author, e in zip(authors, examples, strict=True)]
+        ran[session.info["engine"]] = session.run(prompts, specs, capture="all", max_new_tokens=generated)
+    written = [json.loads(json.dumps(run.spec)) for run in ran[vllm.session.info["engine"]]]
+    ran["from JSON"] = vllm.session.run(prompts, written, capture="all", max_new_tokens=generated)
     wrong: list[str] = []
     shown = 0
-    for seed, example, ours, theirs in zip(seeds, examples, *runs, strict=True):
-        want = ref.run(ours.fed, example.meaning)
-        shown += relative(want.logits, ref.run(ours.fed).logits) > 1e-3
-        for run, asked in ((ours, vllm.session), (theirs, other.session)):
-            error, where = worst(asked, run, want)
-            if error > TOLERANCE or run.ids != ours.ids:
-                wrong.append(f"seed {seed}, {asked.info['engine']}: {where} off by {error:.1e}; {example}")
-        predicted = want.logits[ours.prompt_length - 1 :].argmax(-1).tolist()
-        if generated and list(ours.generated) != predicted:
-            wrong.append(f"seed {seed}: generated {ours.generated}, not {predicted}; {example}")
+    for seed, example, *runs in zip(seeds, examples, *ran.values(), strict=True):
+        fed = runs[0].fed
+        want = ref.run(fed, example.meaning)
+        shown += relative(want.logits, ref.run(fed).logits) > 1e-3
+        predicted = tuple(want.logits[len(example.ids) - 1 :].argmax(-1).tolist()[:generated])
+        for name, run in zip(ran, runs, strict=True):
+            error, where = worst(vllm.session, run, want) if run.fed == fed else (1.0, "what was fed")
+            if error > TOLERANCE or run.generated != predicted:
+                wrong.append(f"seed {seed}, {name}: {where} off by {error:.1e}, generated {run.generated}; {example}")
     assert not wrong, "\n".join(wrong)
     assert shown >= 0.9 * BATCH, "edits that change nothing hide what is wrong"
     assert idle(vllm.session) and same(vllm.session.run(IDS, capture="all"), clean)
