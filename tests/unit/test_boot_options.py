@@ -16,6 +16,7 @@ from explorer import BootError
 from explorer.engine.shapes import architecture, model_dtype, model_shape, read_config
 from explorer.engine.vllm import boot, internals
 from explorer.engine.vllm.boot import LOCKED, check_options, choose, code_hash
+from explorer.hooks import Catalogue
 
 KNOWN = {"dtype", "max_model_len", "max_num_seqs", "gpu_memory_utilization", "quantization", "additional_config"}
 GIVEN = {"gpu_memory_utilization": 0.5, "max_num_batched_tokens": 64, "max_model_len": None, "dtype": None}
@@ -325,3 +326,23 @@ def test_the_mode_is_vllms_enforce_eager(mode, eager):
     assert boot.with_mode(given | {"enforce_eager": eager}) == {"enforce_eager": eager}
     with pytest.raises(BootError, match=f"enforce_eager={not eager} contradicts mode='{mode or 'eager'}'"):
         boot.with_mode(given | {"enforce_eager": not eager})
+
+
+def test_a_hook_that_no_worker_has_is_fatal_at_boot(monkeypatch):
+    shape = model_shape(config())
+    names = [p.name for p in Catalogue(shape) if not p.derived_from and p.component != "logits"]
+
+    def worker(layer, held):
+        attention = [[layer, {"scale": 0.5, "window": None, "softcap": None}]]
+        seen = {"shape": vars(shape), "dtype": "float32", "device": "cpu", "attention": attention}
+        return seen | {"shards": {name: [0, 4, 4, 0] for name in held}}
+
+    stages = [worker(0, names[:13]), worker(1, names[13:])]
+    monkeypatch.setattr(internals, "rpc", lambda llm, method: stages)
+    for name in ("max_model_len", "version", "is_eager"):
+        monkeypatch.setattr(internals, name, lambda *_: 1)
+    model, shards = boot.describe(None)
+    assert [*shards[0], *shards[1]] == names and len(model.attention) == 2
+    del stages[1]["shards"]["blocks.1.mlp.hook_out"]
+    with pytest.raises(BootError, match=r"no worker has a place for blocks\.1\.mlp\.hook_out"):
+        boot.describe(None)
