@@ -1,17 +1,22 @@
-"""`make bench`: what a comparison costs against plain vLLM generating the same two prompts in one batch.
+"""`make bench`: what captures and edits cost, as ratios against plain vLLM given the same prompts in the same run.
 
-Interleaved, medians of 20, as a ratio; the table is printed and kept as JSON in `.out/bench.json`.
+Each case is measured in turns with a plain engine of the same mode in a process of its own; medians, their ratio, and
+the bound it is held to. The table is printed and kept as JSON in `.out/bench.json`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,18 +25,72 @@ import psutil
 
 import explorer
 
-REPEATS = 20
+MODES = ("eager", "compiled")
 PAUSE = 0.05  # seconds before each measurement: idle OpenMP threads spin for a while, and both sides share the cores
-LENGTHS = (16, 64)
-LIMIT = 1.15  # the issue's bound on compare / plain
 KV_BYTES = 600 * 2**20
+CLEAN = "When Mary and John went to the store, John gave a drink to"
+CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What we are asked, the prompts that plain vLLM generates one token for meanwhile, and the most it may cost."""
+
+    what: str
+    prompts: list[list[int]]
+    ask: Callable[[], Any]
+    limit: float | None = None
+    repeats: int = 20
+
+    @property
+    def tokens(self) -> str:
+        """Prompts and their length, for people to read."""
+        lengths = {len(ids) for ids in self.prompts}
+        return f"{len(self.prompts)} x {lengths.pop() if len(lengths) == 1 else f'{min(lengths)}-{max(lengths)}'}"
+
+
+def cases(session: explorer.Session, folder: Path) -> Iterator[Case]:
+    """Everything that has a price."""
+    idle = {"eager": 1.02, "compiled": 1.05}[session.info["mode"]]
+    edit = {"blocks.10.hook_out": {"op": "scale", "factor": 0.5, "pos": 3}}
+    for length in (16, 64):
+        ids = drawn(length)
+        two = [ids, ids]
+        yield Case("idle", two, lambda two=two: session.run(two), idle, repeats=60)
+        yield Case("compare, one edit", two, lambda ids=ids: session.compare(ids, edit).top(20), 1.15)
+        yield Case("all logits", two, lambda two=two: session.run(two, logits=True))
+    long = drawn(256)
+    yield Case("idle", [long], lambda: session.run(long), idle, repeats=60)
+    yield Case("every hook captured", [long], lambda: session.run(long, capture="all"), 1.5)
+    clean, corrupt = (list(session.encode(text)) for text in (CLEAN, CORRUPT))
+    specs = [
+        {f"blocks.{layer}.hook_out": {"op": "patch", "source": CLEAN, "pos": pos}}
+        for layer in range(session.model.shape.layers)
+        for pos in range(len(clean))
+    ]
+    many = [corrupt] * len(specs)
+    yield Case("patched, one batch", many, lambda: session.run(many, specs), 1.15, repeats=5)
+    prompts = [drawn(length) for length in range(64, 128)]
+    numbers = iter(range(10**6))
+    yield Case(
+        "collect, every stream",
+        prompts,
+        lambda: session.collect(prompts, "blocks.*.hook_out", folder / str(next(numbers))),
+        1.5,
+        repeats=5,
+    )
+
+
+def drawn(length: int) -> list[int]:
+    """Random token ids, the same every time."""
+    return random.Random(length).sample(range(100, 40000), length)
 
 
 class Plain:
     """The plain engine in its own process."""
 
-    def __init__(self, folder: str) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.plain", folder, str(KV_BYTES)]
+    def __init__(self, folder: str, mode: str) -> None:
+        command = [sys.executable, "-m", "tests.benchmarks.plain", folder, mode, str(KV_BYTES)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -55,7 +114,7 @@ class Plain:
         self._process.communicate(timeout=60)
 
 
-def seconds(fn: Any) -> float:
+def seconds(fn: Callable[[], Any]) -> float:
     """How long a call takes, after the other process's compute threads have gone to sleep."""
     time.sleep(PAUSE)
     start = time.perf_counter()
@@ -63,55 +122,70 @@ def seconds(fn: Any) -> float:
     return time.perf_counter() - start
 
 
-def main() -> int:
-    """Measure, print, keep; 1 when a ratio is past its limit."""
-    rows: list[dict[str, Any]] = []
+def measure(case: Case, plain: Plain, warm_ups: int = 2) -> dict[str, Any]:
+    """Ours and plain's in turns; the first ones warm both sides up."""
+    theirs, ours = [], []
+    for repeat in range(case.repeats + warm_ups):
+        sample = plain.seconds(case.prompts), seconds(case.ask)
+        if repeat >= warm_ups:
+            theirs.append(sample[0])
+            ours.append(sample[1])
+    base, median = statistics.median(theirs), statistics.median(ours)
+    return {
+        "what": case.what,
+        "prompts": case.tokens,
+        "plain_ms": base * 1e3,
+        "ms": median * 1e3,
+        "ratio": median / base,
+        "limit": case.limit,
+    }
+
+
+def bench(mode: str) -> dict[str, Any]:
+    """Boot both engines in one mode, measure every case, print the table."""
     start = time.perf_counter()
-    with explorer.boot("smollm2-135m", kv_cache_memory_bytes=KV_BYTES) as session:
+    with (
+        explorer.boot("smollm2-135m", dtype="float32", mode=mode, kv_cache_memory_bytes=KV_BYTES) as session,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         booted = {"boot_s": time.perf_counter() - start, "memory_gib": psutil.Process().memory_info().rss / 2**30}
         runs = [seconds(lambda: session.run("The Eiffel Tower is in the city of")) * 1e3 for _ in range(10)]
         booted |= {"first_run_ms": runs[0], "tenth_run_ms": runs[9]}
+        print(
+            f"\n{mode}: boot {booted['boot_s']:.1f} s, {booted['memory_gib']:.2f} GiB in memory; "
+            f"first run {booted['first_run_ms']:.0f} ms, tenth {booted['tenth_run_ms']:.0f} ms"
+        )
+        print(f"{'':22} {'prompts':>11}  plain ms   ours ms  ratio  at most", flush=True)
         assert session.model_path is not None
-        plain = Plain(session.model_path)
-        edit = {"blocks.10.hook_out": {"op": "scale", "factor": 0.5, "pos": 3}}
-        for length in LENGTHS:
-            ids = random.Random(length).sample(range(100, 40000), length)
-            asks = {
-                "compare, one edit": lambda ids=ids: session.compare(ids, edit).top(20),
-                "two clean runs (idle)": lambda ids=ids: session.run([ids, ids]),
-                "two runs, all hooks": lambda ids=ids: session.run([ids, ids], capture="all"),
-                "two runs, all logits": lambda ids=ids: session.run([ids, ids], logits=True),
-            }
-            times: dict[str, list[float]] = {name: [] for name in ("plain", *asks)}
-            for repeat in range(REPEATS + 2):
-                sample = {"plain": plain.seconds([ids, ids])} | {name: seconds(ask) for name, ask in asks.items()}
-                if repeat >= 2:  # the first two warm both sides up
-                    for name, value in sample.items():
-                        times[name].append(value)
-            base = statistics.median(times["plain"])
-            for name in asks:
-                median = statistics.median(times[name])
-                row = {"what": name, "tokens": length, "plain_ms": base * 1e3, "ms": median * 1e3}
-                rows.append(row | {"ratio": median / base})
+        plain = Plain(session.model_path, mode)
+        rows = []
+        for case in cases(session, Path(folder)):
+            row = measure(case, plain)
+            rows.append(row)
+            limit = "" if case.limit is None else f"{case.limit:.2f}"
+            print(
+                f"{row['what']:22} {row['prompts']:>11} {row['plain_ms']:9.1f} {row['ms']:9.1f} {row['ratio']:6.3f}"
+                f"  {limit:>7}{'  PAST IT' if case.limit and row['ratio'] > case.limit else ''}",
+                flush=True,
+            )
         plain.close()
-    print(
-        f"boot {booted['boot_s']:.1f} s, {booted['memory_gib']:.2f} GiB in memory; "
-        f"first run {booted['first_run_ms']:.0f} ms, tenth {booted['tenth_run_ms']:.0f} ms"
-    )
-    print(f"SmolLM2-135M, fp32, eager; medians of {REPEATS}, interleaved")
-    print(f"{'':24} tokens  plain ms  ours ms  ratio")
-    for row in rows:
-        print(f"{row['what']:24} {row['tokens']:6} {row['plain_ms']:9.1f} {row['ms']:8.1f} {row['ratio']:6.3f}")
-    about = {"date": date.today().isoformat(), "machine": platform.machine(), "session": session.info}
+        return {"mode": mode, "session": session.info, "boot": booted, "rows": rows}
+
+
+def main() -> int:
+    """Measure, print, keep; 1 when a ratio is past its limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("modes", nargs="*", metavar="MODE", help="eager, compiled; both unless said")
+    modes = parser.parse_args().modes or MODES
+    print("SmolLM2-135M, fp32; medians, in turns with plain vLLM in the same mode")
+    results = [bench(mode) for mode in modes]
+    about = {"date": date.today().isoformat(), "machine": platform.machine(), "cores": psutil.cpu_count()}
     out = Path(".out")
     out.mkdir(exist_ok=True)
-    (out / "bench.json").write_text(
-        json.dumps({"about": about, "boot": booted, "rows": rows}, indent=2) + "\n", encoding="utf-8"
-    )
-    over = [row for row in rows if row["what"].startswith("compare") and row["ratio"] > LIMIT]
-    for row in over:
-        print(f"past the limit of {LIMIT}: {row['what']} at {row['tokens']} tokens is {row['ratio']:.3f} x plain")
-    return 1 if over else 0
+    text = json.dumps({"about": about, "results": results}, indent=2, default=str) + "\n"
+    (out / "bench.json").write_text(text, encoding="utf-8")
+    past = [row for result in results for row in result["rows"] if row["limit"] and row["ratio"] > row["limit"]]
+    return 1 if past else 0
 
 
 if __name__ == "__main__":

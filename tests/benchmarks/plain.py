@@ -12,8 +12,8 @@ import sys
 import time
 
 
-def main(folder: str, kv_cache_memory_bytes: int) -> None:
-    """Boot with the session's own choices (dtype, cache size, eager), serve until stdin ends."""
+def main(folder: str, mode: str, kv_cache_memory_bytes: int) -> None:
+    """Boot with the session's own choices (dtype, cache size, mode), serve until stdin ends."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints on stdout
@@ -22,7 +22,7 @@ def main(folder: str, kv_cache_memory_bytes: int) -> None:
     llm = LLM(
         model=folder,
         dtype="float32",
-        enforce_eager=True,
+        enforce_eager=mode == "eager",
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         max_num_batched_tokens=2048,
@@ -38,4 +38,4 @@ def main(folder: str, kv_cache_memory_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
