@@ -112,7 +112,7 @@ def boot(
         except BaseException:
             jobs.close(undo)
             raise
-        line.say(f"{session!r}; ready in {line.seconds:.1f} s")
+        line.say(f"{session!r}; {_memory(session.info)}ready in {line.seconds:.1f} s")
     return session
 
 
@@ -333,6 +333,13 @@ class Session:
         if engine is None:
             raise SessionClosed(GONE)
         return self.jobs.call(lambda job: fn(engine, job))
+
+
+def _memory(info: dict[str, Any]) -> str:
+    """What weights and cache take, as far as the engine knows, and which keywords lower them."""
+    sizes = [("weights", "weights_bytes", "dtype"), ("key-value cache", "cache_bytes", info.get("cache_keyword"))]
+    known = [(what, info[key], keyword) for what, key, keyword in sizes if info.get(key)]
+    return "".join(f"{what} {size / 2**30:.2f} GiB ({keyword} lowers it); " for what, size, keyword in known)
 
 
 def _weakly(head: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

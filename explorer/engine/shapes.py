@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..errors import BootError
 from ..hooks import ModelShape
@@ -74,6 +77,22 @@ def check_sizes(options: Mapping[str, Any]) -> None:
         isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1
     ):
         raise BootError(f"boot: gpu_memory_utilization must be between 0 and 1, not {fraction!r}")
+
+
+def weights_bytes(path: str, config: Any, dtype: str) -> int | None:
+    """What a checkpoint's weights take in memory as `dtype`; None where no safetensors file of it is at hand."""
+    folder = Path(path)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            folder = Path(snapshot_download(path, local_files_only=True, allow_patterns="*.safetensors"))
+        except LocalEntryNotFoundError:
+            return None
+    stored = (config.dtype or torch.float32).itemsize
+    files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return files * getattr(torch, dtype).itemsize // stored or None  # type: ignore[no-any-return]
 
 
 def model_length(asked: int | None, config: Any, extended: bool = False) -> int:

@@ -95,6 +95,7 @@ class TransformersEngine:
                 "device": device.type,
                 "dtype": dtype,
                 "mode": "eager",
+                "weights_bytes": sum(weight.nbytes for weight in self._lm.parameters()),
             },
         )
         progress("first forward pass")

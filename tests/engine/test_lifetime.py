@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,21 @@ def test_boot_prints_one_line_and_nothing_else(fresh: dict[str, Any]) -> None:
     assert len(shown) == 4 and all("; ready in " in line for line in shown), fresh["stdout"]
     assert SMOL in shown[0]
     assert "loading weights ..." in fresh["stdout"].split("\n")[0], "progress is shown while it boots"
+
+
+def test_boot_says_what_it_takes_and_what_lowers_it(fresh: dict[str, Any]) -> None:
+    first = fresh["stdout"].split("\n")[0]
+    assert "weights 0.50 GiB (dtype lowers it)" in first  # 134.5 million numbers of 4 bytes
+    assert re.search(r"key-value cache 0\.\d\d GiB \(max_model_len lowers it\)", first)
+
+
+def test_five_boots_leave_no_more_than_one() -> None:
+    command = [sys.executable, "-m", "tests.engine.five_boots", SMOL]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    after = json.loads(done.stdout.splitlines()[-1])
+    print([round(size / 2**30, 2) for size in after])
+    assert after[-1] <= after[0] * 1.05
 
 
 def test_what_a_closed_session_says_and_keeps(fresh: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,16 @@ import torch
 from ...errors import BootError
 from ...hooks import Catalogue, ModelShape
 from ..protocol import Attention, Model
-from ..shapes import BATCH_TOKENS, architecture, check_sizes, model_dtype, model_length, model_shape, read_config
+from ..shapes import (
+    BATCH_TOKENS,
+    architecture,
+    check_sizes,
+    model_dtype,
+    model_length,
+    model_shape,
+    read_config,
+    weights_bytes,
+)
 from . import internals
 from .shards import Shard
 
@@ -85,6 +93,9 @@ def describe(llm: Any) -> tuple[Model, list[dict[str, Shard]]]:
             "device": seen["device"],
             "dtype": seen["dtype"],
             "mode": "eager" if internals.is_eager(llm) else "compiled",
+            "weights_bytes": weights_bytes(*internals.checkpoint(llm), seen["dtype"]),
+            "cache_bytes": sum(worker["cache_bytes"] for worker in workers),
+            "cache_keyword": "max_model_len" if internals.on_cpu() else "gpu_memory_utilization",
         },
     )
     shards = [{name: Shard(*shard) for name, shard in worker["shards"].items()} for worker in workers]
@@ -153,7 +164,7 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
                 f"boot: kv_cache_memory_bytes={options['kv_cache_memory_bytes']} is too small: "
                 f"max_model_len={length} tokens need {least}"
             )
-        _check_memory(path, config, options, size, tensor * stages)
+        _check_memory(path, config, options, dtype, tensor * stages)
     if not config.architectures and not callable(options.get("hf_overrides")):  # vLLM would take one without a head
         options["hf_overrides"] = {**options.get("hf_overrides", {}), "architectures": [architecture(config)]}
     options |= {name: value for name, (value, _) in LOCKED.items()}
@@ -182,16 +193,13 @@ def _share_out(options: dict[str, Any], shape: ModelShape) -> tuple[int, int]:
     return tensor, stages
 
 
-def _check_memory(path: str, config: Any, options: dict[str, Any], size: int, workers: int) -> None:
+def _check_memory(path: str, config: Any, options: dict[str, Any], dtype: str, workers: int) -> None:
     import psutil
 
-    weights = sum(f.stat().st_size for f in Path(path).glob("*.safetensors")) if os.path.isdir(path) else 0
-    stored = (config.dtype or torch.float32).itemsize
-    cache = options["kv_cache_memory_bytes"] * workers
-    need = weights * size // stored + cache
+    weights, cache = weights_bytes(path, config, dtype) or 0, options["kv_cache_memory_bytes"] * workers
     free = psutil.virtual_memory().available
-    if need > free:
+    if weights + cache > free:
         raise BootError(
-            f"boot: {need / 2**30:.1f} GiB are needed (weights {weights * size / stored / 2**30:.1f}, key-value cache "
+            f"boot: {(weights + cache) / 2**30:.1f} GiB are needed (weights {weights / 2**30:.1f}, key-value cache "
             f"{cache / 2**30:.1f}) but {free / 2**30:.1f} GiB are free; lower max_model_len or kv_cache_memory_bytes"
         )

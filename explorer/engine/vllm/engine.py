@@ -96,6 +96,7 @@ class VllmEngine:
             try:
                 internals.free(llm)
             finally:
+                del llm  # so that its memory can be given back
                 internals.lifetime.left()
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import multiprocessing
@@ -164,6 +165,12 @@ def zero_blocks(runner: Any, blocks: list[int]) -> None:
                 )
             axis = axes[0]
             cache.index_fill_(axis, torch.tensor(blocks, device=cache.device), 0)
+
+
+def cache_bytes(runner: Any) -> int:
+    """What the key-value cache takes; layers may share one piece of memory."""
+    storages = [cache.untyped_storage() for cache in runner.kv_caches]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def run_uncompiled() -> None:
@@ -387,6 +394,12 @@ def is_eager(llm: Any) -> bool:
     return bool(llm.llm_engine.model_config.enforce_eager)
 
 
+def checkpoint(llm: Any) -> tuple[str, Any]:
+    """The folder or hub id that was loaded, and its configuration."""
+    config = llm.llm_engine.model_config
+    return str(config.model), config.hf_config
+
+
 def max_model_len(llm: Any) -> int:
     """The longest prompt plus one generated token."""
     return int(llm.llm_engine.model_config.max_model_len)
@@ -439,6 +452,9 @@ class Lifetime:
 
     def left(self) -> None:
         """An engine was freed."""
+        gc.collect()
+        if sys.platform == "linux":  # what was freed in a thread that has ended stays with the process otherwise
+            getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)(0)
         with self._lock:
             self._engines -= 1
             if self._engines:

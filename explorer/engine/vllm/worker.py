@@ -68,6 +68,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             "shape": vars(self._shape),
             "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
             "device": str(internals.device_of(self)),
+            "cache_bytes": internals.cache_bytes(self.model_runner),
             "attention": [[i, vars(internals.attention_of(layer.self_attn.attn))] for i, layer in self._layers.items()],
             "shards": {name: list(astuple(shard)) for name, shard in self._shards.items()},
         }
