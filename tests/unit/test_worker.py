@@ -191,8 +191,11 @@ def test_what_it_says_of_the_model(worker, monkeypatch):
     impl = SimpleNamespace(scale=0.5, sliding_window=(3, 0), logits_soft_cap=0)
     for layer in worker.model_runner.model.model.layers:
         layer.self_attn.attn.impl = impl
+    shared = torch.zeros(2, 8)
+    worker.model_runner.kv_caches = [shared[0], shared[1], torch.zeros(3)]  # two layers in one piece of memory
     seen = worker.explorer_describe()
     assert seen["shape"] == vars(SHAPE)
     assert (seen["dtype"], seen["device"]) == ("float32", "cpu")
+    assert seen["cache_bytes"] == 4 * (16 + 3)
     assert seen["attention"] == [[layer, {"scale": 0.5, "window": 4, "softcap": None}] for layer in (0, 1)]
     assert seen["shards"]["blocks.1.attn.o.hook_in"] == [0, 4, 4, 0]
