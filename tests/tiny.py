@@ -89,11 +89,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", DIVIDED),
     "olmo3": ("olmo3", DIVIDED | ALTERNATING),
-    "deepseek_v2": ("deepseek_v2", MLA | {"topk_method": "greedy"}),
+    "deepseek_v2": ("deepseek_v2", MLA | {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
     # the first layer is dense, as in the real ones
     "deepseek_v3": (
         "deepseek_v3",
-        MLA | {"topk_method": "noaux_tc", "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+        MLA
+        | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 2, "topk_group": 1}
+        | {"first_k_dense_replace": 1},
     ),
 }
 
