@@ -112,6 +112,11 @@ class Jobs:
         self._thread.start()
 
     @property
+    def closed(self) -> bool:
+        """Whether it takes no more jobs."""
+        return self._closed
+
+    @property
     def current(self) -> Job | None:
         """The running job, seen from the worker thread; None from any other."""
         return self._running if threading.current_thread() is self._thread else None

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
@@ -25,10 +26,14 @@ from .runs import Comparison, Origin, Run
 from .specs import Edit, describe, parse, parse_batch
 from .status import StatusLine
 from .tokens import Token, encode, load_tokenizer, token_table
+from .worker import Worker
 
 Prompt = str | Sequence[int]
+Build = Callable[[Callable[[str], None]], Engine]  # given how to show progress
 
 GONE = "the session is closed: logits that were not read are gone, and nothing can run; boot a new one"
+FAILED = "the session has no engine since its reboot failed; call session.reboot() again"
+REBOOTED = "the session was rebooted after this run: logits that were not read by then are gone; run it again"
 
 # TransformerLens's boot_vllm has to be told at boot what will be used later; nothing has to be told here.
 ALWAYS_ON = ("enable_batching", "enable_position_interventions")
@@ -64,6 +69,8 @@ def boot(
             for `max_model_len` and one batch instead (`kv_cache_memory_bytes` sets it).
         max_model_len: the longest prompt plus generation, in tokens; None is the model's own.
         max_num_batched_tokens: tokens in one forward pass; longer prompts run in chunks.
+        tensor_parallel_size, pipeline_parallel_size: worker processes that share heads and neurons, and layers; see
+            docs/parallel.md.
         vllm_kwargs: any other keyword of `vllm.LLM`.
 
     Raises `BootError` (a ValueError), one sentence, before weights load; ImportError with the install line where vLLM
@@ -102,13 +109,16 @@ def boot(
         jobs = Jobs(f"explorer-{Path(path).name}")
         built: list[Engine] = []
 
+        def build(progress: Callable[[str], None]) -> Engine:
+            return _build(engine, path, options, _stop_ids(words, path, hub), progress)
+
         def undo(job: Job) -> None:
             for one in built:  # an interrupt is raised after a build that could not hear it
                 one.close()
 
         try:
-            jobs.call(lambda job: built.append(_build(engine, path, options, _stop_ids(words, path, hub), line)))
-            session = Session(str(model), path, built[0], words, jobs)
+            jobs.call(lambda job: built.append(build(line)))
+            session = Session(str(model), path, built[0], words, jobs, build)
         except BaseException:
             jobs.close(undo)
             raise
@@ -129,11 +139,27 @@ class Session:
         name: the name it was booted with; `model_path`: the folder the engine loaded, None for a hub id.
     """
 
-    def __init__(self, name: str, path: str, engine: Engine, tokenizer: Any, jobs: Jobs) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        engine: Engine,
+        tokenizer: Any,
+        jobs: Jobs,
+        build: Build | None = None,
+    ) -> None:
+        """`build` makes the engine anew, for `reboot`."""
         self.name = Path(name).name
         self.model_path = path if Path(path).is_dir() else None
         self.jobs = jobs
-        self._engine: Engine | None = engine
+        self._build = build
+        self._tokenizer = tokenizer
+        self._engines: list[Engine] = []  # one, or none after a reboot that failed
+        self._finalizer = weakref.finalize(self, jobs.close, partial(_close, self._engines))
+        self._adopt(engine)
+
+    def _adopt(self, engine: Engine) -> None:
+        self._engines.append(engine)
         self.model = engine.model
         self.hooks = Catalogue(engine.model.shape, engine.model.missing, apart=engine.model.apart)
         self.info = {
@@ -142,9 +168,7 @@ class Session:
             **vars(engine.model.shape),
             "max_model_len": engine.model.max_model_len,
         }
-        self._tokenizer = tokenizer
-        self._origin = Origin(engine.model, self.hooks, tokenizer, _weakly(self._head))
-        self._finalizer = weakref.finalize(self, jobs.close, lambda job: engine.close())
+        self._origin = Origin(engine.model, self.hooks, self._tokenizer, _head_of(self, engine))
 
     # asking
 
@@ -243,6 +267,11 @@ class Session:
         with StatusLine("collect") as line:
             return collect(self, prompts, hooks, folder, line.count)
 
+    @property
+    def worker(self) -> Worker:
+        """For programmers: parameters of the loaded model, and how often its hooks fired."""
+        return Worker(lambda fn: self._call(lambda engine, job: fn(engine)))
+
     def encode(self, prompt: Prompt, chat: bool = False) -> tuple[int, ...]:
         """The token ids of a prompt, checked. ValueError for one that the session cannot run."""
         return self._encode(prompt, chat, 1)
@@ -259,10 +288,25 @@ class Session:
 
     def close(self) -> None:
         """Free the model's memory. Runs stay readable, but for logits not read yet. A second close does nothing."""
-        if self._finalizer.detach():
-            engine, self._engine = self._engine, None
-            assert engine is not None
-            self.jobs.close(lambda job: engine.close())
+        self._finalizer()
+
+    def reboot(self) -> None:
+        """Boot the same model with the same arguments into this session again, whatever has become of its engine.
+
+        What is left of the engine is freed first. `hooks`, `info` and `model` are new afterwards; earlier Runs stay
+        readable, but for logits not read yet. When it fails the session has no engine: call it again.
+        """
+        build = self._build
+        if build is None or self.jobs.closed:
+            raise SessionClosed(GONE)
+
+        def again(job: Job) -> None:
+            _close(self._engines, job)
+            self._adopt(build(line))
+
+        with _one_boot, _environment_kept(), StatusLine(self.name) as line:
+            self.jobs.call(again)
+            line.say(f"{self!r}; ready in {line.seconds:.1f} s")
 
     def __enter__(self) -> Session:
         return self
@@ -272,7 +316,7 @@ class Session:
 
     def __repr__(self) -> str:
         i = self.info
-        state = "" if self._engine is not None else " (closed)"
+        state = " (closed)" if self.jobs.closed else ""
         return (
             f"Session of {self.name}{state}: {i['engine']}, {i['device']}, {i['dtype']}, {i['mode']}; "
             f"{i['layers']} layers, {i['heads']} heads, d_model {i['d_model']}"
@@ -325,14 +369,16 @@ class Session:
             )
         return ids
 
-    def _head(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._call(lambda engine, job: engine.logits(rows))  # type: ignore[no-any-return]
-
     def _call(self, fn: Callable[[Engine, Job], Any]) -> Any:
-        engine = self._engine
-        if engine is None:
+        if self.jobs.closed:
             raise SessionClosed(GONE)
-        return self.jobs.call(lambda job: fn(engine, job))
+        return self.jobs.call(lambda job: fn(self._engine, job))
+
+    @property
+    def _engine(self) -> Engine:
+        if not self._engines:
+            raise SessionClosed(FAILED)
+        return self._engines[0]
 
 
 def _memory(info: dict[str, Any]) -> str:
@@ -342,17 +388,28 @@ def _memory(info: dict[str, Any]) -> str:
     return "".join(f"{what} {size / 2**30:.2f} GiB ({keyword} lowers it); " for what, size, keyword in known)
 
 
-def _weakly(head: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The head of a session for its Runs, which must not keep the model in memory when the session is gone."""
-    reference = weakref.WeakMethod(head)
+def _close(engines: list[Engine], job: Job) -> None:
+    while engines:
+        engines.pop().close()
 
-    def call(rows: torch.Tensor) -> torch.Tensor:
-        alive = reference()
+
+def _head_of(session: Session, engine: Engine) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The head of a session's engine for its Runs, which must not keep the model in memory when the session is gone."""
+    sessions, engines = weakref.ref(session), weakref.ref(engine)
+
+    def head(rows: torch.Tensor) -> torch.Tensor:
+        alive, own = sessions(), engines()
         if alive is None:
             raise SessionClosed(GONE)
-        return alive(rows)
 
-    return call
+        def logits(now: Engine, job: Job) -> torch.Tensor:
+            if now is not own:
+                raise SessionClosed(REBOOTED)
+            return now.logits(rows)
+
+        return alive._call(logits)  # type: ignore[no-any-return]
+
+    return head
 
 
 def _execute(engine: Engine, plan: Plan, job: Job) -> list[Result]:

@@ -88,5 +88,23 @@ class Engine(Protocol):
     def release(self, keys: Sequence[str]) -> None:
         """Drop what is held for these requests."""
 
+    def parameter(self, name: str) -> torch.Tensor:
+        """A parameter or buffer of the loaded model, by its path there; whole, CPU. ValueError when there is none."""
+
+    def fires(self) -> dict[str, int]:
+        """How often each hook point fired since `reset_fires`; those that never did are left out."""
+
+    def reset_fires(self) -> None:
+        """Count from nothing again."""
+
+    def detach(self) -> None:
+        """Drop all that is held, for whatever requests."""
+
     def close(self) -> None:
         """Free the memory. A second call does nothing."""
+
+
+def unknown_parameter(name: str, close: Sequence[str]) -> ValueError:
+    """The refusal of a parameter that the model does not have; `close` are names of some that it has."""
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    return ValueError(f"the model has no parameter {name!r}{hint}")

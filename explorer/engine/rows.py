@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +50,7 @@ class Rows:
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """`shapes` are the hook points that can be tapped, with their shape a token."""
         self.held: dict[str, Held] = {}
+        self.fired: Counter[str] = Counter()  # hook -> passes in which it fired with something to do
         self._shapes = shapes
 
     def prepare(self, edits: Sequence[RowEdit], capture: Sequence[str]) -> Held:
@@ -79,6 +81,7 @@ class Rows:
 
     def handle(self, name: str, spans: Sequence[Span], x: torch.Tensor) -> Edited | None:
         """Edit, then capture, the rows `(rows, width)` of one hook point; returns those that edits changed."""
+        self.fired[name] += 1
         touched: set[int] = set()
         editing = [span for span in spans if name in span.held.edits]
         if editing:

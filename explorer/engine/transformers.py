@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from torch import nn
 from ..errors import BootError, Cancelled
 from ..hooks import ModelShape
 from ..models import hub_options
-from .protocol import Attention, Model, Request, Result
+from .protocol import Attention, Model, Request, Result, unknown_parameter
 from .rows import Rows, Span, check, join
 from .shapes import BATCH_TOKENS, check_sizes, model_dtype, model_length, model_shape, read_config
 from .taps import Attach, Handle, Handler, Tap, argument, flat, normalized, output, replace
@@ -134,6 +135,25 @@ class TransformersEngine:
     def release(self, keys: Sequence[str]) -> None:
         """See `Engine.release`."""
         self._rows.release(keys)
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """See `Engine.parameter`."""
+        tensors = dict(self._lm.named_parameters()) | dict(self._lm.named_buffers())
+        if name not in tensors:
+            raise unknown_parameter(name, difflib.get_close_matches(name, tensors))
+        return tensors[name].detach().cpu().clone()  # type: ignore[no-any-return]
+
+    def fires(self) -> dict[str, int]:
+        """See `Engine.fires`."""
+        return dict(self._rows.fired)
+
+    def reset_fires(self) -> None:
+        """See `Engine.reset_fires`."""
+        self._rows.fired.clear()
+
+    def detach(self) -> None:
+        """See `Engine.detach`."""
+        self._rows.held.clear()
 
     def close(self) -> None:
         """See `Engine.close`."""

@@ -39,7 +39,7 @@ def token_ids(session: explorer.Session, prompt: str) -> list[int]:
 
 def core(session: explorer.Session) -> Any:
     """vLLM's engine core of a session, for tests that look whether anything was left in it."""
-    return session._engine._llm.llm_engine.engine_core.engine_core  # type: ignore[union-attr]
+    return session._engine._llm.llm_engine.engine_core.engine_core
 
 
 def worker(session: explorer.Session) -> Any:

@@ -119,7 +119,7 @@ def test_a_first_forward_that_fails_frees_the_engine(
     engines = internals.lifetime._engines
     freed: list[Any] = []
     free = internals.free
-    monkeypatch.setattr(internals, "free", lambda llm: (freed.append(llm), free(llm)))
+    monkeypatch.setattr(internals, "free", lambda llm, **how: (freed.append(llm), free(llm, **how)))
 
     def fail(_: VllmEngine) -> None:
         raise RuntimeError("no luck")

@@ -24,7 +24,7 @@ def session(booted: Callable[..., explorer.Session]) -> explorer.Session:
 
 def hooks(session: explorer.Session) -> int:
     """Hooks attached to the model, those on rotated queries and keys included."""
-    lm = session._engine._lm  # type: ignore[union-attr]
+    lm = session._engine._lm
     attached = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in lm.modules())
     return attached + sum(len(subject._handlers.get(m, {})) for m in lm.modules())
 
@@ -52,7 +52,32 @@ def test_sources_as_vllm(session: explorer.Session, llama: explorer.Session) -> 
             IDS, explorer.Edit("blocks.0.hook_out", "patch", source=source), capture="blocks.0.hook_out"
         )
         assert relative(patched["blocks.0.hook_out"], run["blocks.0.hook_out"]) <= 1e-5
-    assert not session._engine._rows.held  # type: ignore[union-attr]
+    assert not session._engine._rows.held
+
+
+def test_parameters_and_fires(session: explorer.Session) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    own = session.worker.parameter(name)
+    assert torch.equal(own, session._engine._lm.get_parameter(name))
+    own.zero_()  # a copy
+    assert session.worker.parameter(name).abs().sum() > 0
+    with pytest.raises(ValueError, match=r"no parameter 'model\.norm\.wait'; did you mean model\.norm\.weight"):
+        session.worker.parameter("model.norm.wait")
+    session.worker.reset_fires()
+    session.run(IDS, capture=["blocks.0.hook_out", "blocks.1.attn.hook_pattern"])
+    assert session.worker.fires() == dict.fromkeys(
+        ("blocks.0.hook_out", "blocks.1.attn.hook_rot_q", "blocks.1.attn.hook_rot_k"), 1
+    )
+    session.worker.detach()
+    assert hooks(session) == 0 and not session._engine._rows.held
+
+
+def test_reboot(tiny_folder: Callable[[str], Path]) -> None:
+    with explorer.boot(tiny_folder("llama"), engine="transformers") as own:
+        before, model = own.run(IDS, logits=True), own._engine._lm
+        own.reboot()
+        assert own._engine._lm is not model
+        assert torch.equal(own.run(IDS).logits, before.logits)
 
 
 def test_a_batch_of_many_lengths_is_each_alone(session: explorer.Session) -> None:
@@ -86,7 +111,7 @@ def test_seeds_and_stops(session: explorer.Session) -> None:
 def test_the_end_of_text_ends_it(tiny_folder: Callable[[str], Path], booted: Callable[..., explorer.Session]) -> None:
     with explorer.boot(tiny_folder("llama"), engine="transformers") as own:
         second = own.generate(IDS, max_new_tokens=2).generated[1]
-        own._engine._stop_ids = {second}  # type: ignore[union-attr]
+        own._engine._stop_ids = {second}
         assert own.generate(IDS, max_new_tokens=9).generated[-1] == second
 
 
@@ -96,7 +121,7 @@ def test_idle_and_after_an_error_nothing_is_attached(session: explorer.Session) 
     job = session.jobs.submit(lambda job: (job.cancel(), session.run(IDS, capture="all")))
     with pytest.raises(Cancelled):
         job.result()
-    assert hooks(session) == 0 and not session._engine._rows.held  # type: ignore[union-attr]
+    assert hooks(session) == 0 and not session._engine._rows.held
     assert torch.equal(session.run(IDS).logits, clean)
 
 

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
-from explorer.engine.protocol import Attention, Model, Request, Result
+from explorer.engine.protocol import Attention, Model, Request, Result, unknown_parameter
 from explorer.engine.rows import Held, Span, apply
 from explorer.errors import Cancelled
 from explorer.hooks import Catalogue, ModelShape
@@ -77,6 +77,20 @@ class FakeEngine:
     def release(self, keys: Sequence[str]) -> None:
         for key in keys:
             del self.held[key]
+
+    def parameter(self, name: str) -> torch.Tensor:
+        if name != "unembedding":
+            raise unknown_parameter(name, ["unembedding"])
+        return self._unembedding
+
+    def fires(self) -> dict[str, int]:
+        return {"embed.hook_out": len(self.batches)}
+
+    def reset_fires(self) -> None:
+        self.batches.clear()
+
+    def detach(self) -> None:
+        self.held.clear()
 
     def close(self) -> None:
         self.closed += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -101,6 +102,13 @@ def test_executors(backend):
         check_options({"distributed_executor_backend": served}, known)
     with pytest.raises(BootError, match="is refused; leave it out, or use 'mp' for processes"):
         check_options({"distributed_executor_backend": backend}, known)
+
+
+@pytest.mark.parametrize("name", boot.SPREAD)
+def test_rows_stay_together(name):
+    check_options({name: 1}, KNOWN | {name})
+    with pytest.raises(BootError, match=f"{name}=2 is refused: it spreads a batch's rows over the workers"):
+        check_options({name: 2}, KNOWN | {name})
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -251,6 +259,15 @@ def test_a_model_that_cannot_be_shared_out(tmp_path, on_cpu, options, says):
         chosen(tmp_path, **options)
 
 
+def test_ray_needs_gpus(tmp_path, on_cpu):
+    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    if on_cpu:
+        with pytest.raises(BootError, match="'ray' needs GPUs"):
+            chosen(tmp_path, **options)
+    else:
+        assert chosen(tmp_path, **options)["distributed_executor_backend"] == "ray"
+
+
 def test_cores_are_dealt_out_to_workers(monkeypatch):
     monkeypatch.setattr(internals.os, "sched_getaffinity", lambda pid: {7, 2, 3, 5, 11})
     assert internals._cores(2) == "2,3|5,7"
@@ -346,3 +363,39 @@ def test_a_hook_that_no_worker_has_is_fatal_at_boot(monkeypatch):
     del stages[1]["shards"]["blocks.1.mlp.hook_out"]
     with pytest.raises(BootError, match=r"no worker has a place for blocks\.1\.mlp\.hook_out"):
         boot.describe(None)
+
+
+# --- what goes wrong while it boots -----------------------------------------------------------------------------------
+
+
+def test_the_reason_of_a_worker_is_the_reason(capfd):
+    lines = "Traceback (most recent call last):\n  File 'x'\nKeyError: 'layers.1'\nRuntimeError: no luck: at all\nbye\n"
+    failed = pytest.raises(BootError, match=r"^boot: a worker process failed to start: RuntimeError: no luck: at all$")
+    with failed, internals.Lifetime().booting():
+        os.write(2, lines.encode())
+        raise Exception("WorkerProc initialization failed due to an exception in a background process.")
+    with pytest.raises(BootError, match="it left no message"), internals.Lifetime().booting():
+        raise Exception("WorkerProc initialization failed due to an exception in a background process.")
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_core_had_built_when_it_failed_is_freed():
+    ended = []
+
+    class Core:
+        def __init__(self):
+            self.model_executor = SimpleNamespace(shutdown=lambda: ended.append(True))
+            raise ValueError("no memory for a cache")
+
+    try:
+        Core()
+    except ValueError as error:
+        internals.free_failed(error)
+    assert ended == [True]
+
+
+def test_a_script_without_a_main_guard_is_told(monkeypatch):
+    internals.check_main()
+    monkeypatch.setattr(internals.multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(BootError, match='put what it does under if __name__ == "__main__":'):
+        internals.check_main()

@@ -523,3 +523,68 @@ def test_a_tokenizer_in_hand_is_used_as_it_is(monkeypatch, tmp_path):
 def test_importing_explorer_brings_no_engine():
     code = "import sys, explorer, widgets; print(sorted({'vllm', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_reboot_takes_a_new_engine_for_the_same_session():
+    engines = [fake.FakeEngine(), fake.FakeEngine(), fake.FakeEngine()]
+    left = iter(engines[1:])
+    session = explorer.Session(
+        "fake", "fake/model", engines[0], fake.words(), explorer.jobs.Jobs("fake"), lambda progress: next(left)
+    )
+    read, unread = session.run([3, 4], capture="all", logits=True), session.run([3, 4])
+    hooks = session.hooks
+    session.reboot()
+    assert [engine.closed for engine in engines] == [1, 0, 0]
+    assert session.hooks is not hooks
+    again = session.run([3, 4], capture="all")
+    assert torch.equal(again.logits, read.logits)
+    with pytest.raises(explorer.SessionClosed, match="rebooted after this run"):
+        _ = unread.logits
+    assert torch.equal(unread.logits_at(), read.logits_at())
+    patched = session.run([3, 4], explorer.Edit("blocks.0.hook_out", "patch", source=read))
+    assert torch.equal(patched.logits, read.logits)  # what a run holds can still be patched from
+    session.close()
+    assert [engine.closed for engine in engines] == [1, 1, 0]
+    with pytest.raises(explorer.SessionClosed, match="session is closed"):
+        session.reboot()
+
+
+def test_a_reboot_that_fails_can_be_tried_again():
+    engines = [fake.FakeEngine(), fake.FakeEngine()]
+    builds = iter([BootError("no memory"), engines[1]])
+
+    def build(progress):
+        made = next(builds)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    session = explorer.Session("fake", "fake/model", engines[0], fake.words(), explorer.jobs.Jobs("fake"), build)
+    with pytest.raises(BootError, match="no memory"):
+        session.reboot()
+    assert engines[0].closed == 1
+    with pytest.raises(explorer.SessionClosed, match=r"no engine since its reboot failed; call session\.reboot\(\)"):
+        session.run([3])
+    session.reboot()
+    assert session.run([3]).rows == 1
+    session.close()
+    assert engines[1].closed == 1
+
+
+def test_a_session_without_a_recipe_cannot_reboot():
+    with fake.session() as session, pytest.raises(explorer.SessionClosed):
+        session.reboot()
+
+
+def test_the_workers_are_asked_through_the_session():
+    with fake.session() as session:
+        session.run([3, 4])
+        assert session.worker.fires() == {"embed.hook_out": 1}
+        session.worker.reset_fires()
+        assert session.worker.fires() == {"embed.hook_out": 0}
+        assert session.worker.parameter("unembedding").shape == (8, 20)
+        with pytest.raises(ValueError, match=r"the model has no parameter 'embedding'; did you mean unembedding\?"):
+            session.worker.parameter("embedding")
+        session.worker.detach()
+    with pytest.raises(SessionClosed):
+        session.worker.fires()

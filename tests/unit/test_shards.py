@@ -7,7 +7,7 @@ import torch
 
 from explorer import EngineError
 from explorer.engine.rows import Held, Span, apply
-from explorer.engine.vllm.shards import Shard, agree, cut, gather, shard_of
+from explorer.engine.vllm.shards import Shard, agree, assemble, cut, gather, shard_of
 from explorer.resolve import RowEdit
 
 
@@ -87,6 +87,22 @@ def test_parts_are_put_in_order_and_copies_left_out():
 def test_a_part_that_is_missing():
     with pytest.raises(EngineError, match="the workers hold 2 of 4 heads or neurons"):
         gather([(Shard(0, 2, 4), torch.zeros(3, 2, 2))])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_parameter_from_its_shards(axis):
+    """One process keeps [q, k, v]; of four each has a quarter of q, and half of k and v as its neighbour has."""
+    q, k, v = torch.randn(8, 3), torch.randn(2, 3), torch.randn(4, 3)
+    shards = [
+        torch.cat([q[2 * r :][:2], k[r // 2 :][:1], v[r // 2 * 2 :][:2]]).transpose(0, axis).clone() for r in range(4)
+    ]
+    whole = assemble(shards, axis, [(2, 1), (1, 2), (2, 2)])
+    assert torch.equal(whole, torch.cat([q, k, v]).transpose(0, axis))
+
+
+def test_a_packed_parameter_is_refused():
+    with pytest.raises(ValueError, match="stored packed"):
+        assemble([torch.zeros(4, 2)] * 2, 0, [(8, 1)])
 
 
 def test_copies_that_differ():

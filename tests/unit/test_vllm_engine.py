@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from explorer import EngineError
+from explorer import BootError, EngineError
 from explorer.engine.protocol import Request
 from explorer.engine.vllm import engine as subject
 from explorer.engine.vllm import internals
+from explorer.engine.vllm.shards import Shard
 from explorer.engine.vllm.wire import pack
 
 
@@ -19,6 +20,7 @@ def engine(monkeypatch):
     """An engine whose worker answers every request with two rows and no captures; `calls` are what it was asked."""
     made = subject.VllmEngine.__new__(subject.VllmEngine)
     made._llm, made._stop_ids, made._shards, made.calls = object(), [], [{}], []
+    made._broken, made._watch = None, SimpleNamespace(died=lambda: None)
     answer = {"captures": {}, "head_rows": pack(torch.zeros(2, 4)), "last_logits": pack(torch.zeros(8)), "edited": {}}
 
     def rpc(llm, method, *args):
@@ -56,9 +58,63 @@ def test_after_an_answer_that_is_short_of_rows_nothing_is_held(engine):
 
 def test_an_engine_that_cannot_be_freed_is_counted_out(engine, monkeypatch):
     left = []
-    monkeypatch.setattr(internals, "free", lambda llm: 1 / 0)
+    monkeypatch.setattr(internals, "free", lambda llm, at_once: 1 / 0)
     monkeypatch.setattr(internals.lifetime, "left", lambda: left.append(True))
     with pytest.raises(ZeroDivisionError):
         engine.close()
     engine.close()
     assert left == [True]
+
+
+def test_workers_that_count_differently_are_an_error(engine, monkeypatch):
+    monkeypatch.setattr(internals, "rpc", lambda llm, method: [{"embed.hook_out": 1}, {"embed.hook_out": 2, "x": 3}])
+    with pytest.raises(EngineError, match=r"embed\.hook_out: one worker counted 1, another 2"):
+        engine.fires()
+    monkeypatch.setattr(internals, "rpc", lambda llm, method: [{"embed.hook_out": 2}, {"embed.hook_out": 2, "x": 3}])
+    assert engine.fires() == {"embed.hook_out": 2, "x": 3}
+
+
+def test_copies_that_differ_at_boot_are_an_error(engine, monkeypatch):
+    engine._shards = [{"blocks.0.hook_out": Shard(0, 4, 4, copy)} for copy in range(2)]
+    engine.model = SimpleNamespace(max_model_len=10)
+    same = {"captures": {"blocks.0.hook_out": pack(torch.ones(2, 4))}}
+    other = {"captures": {"blocks.0.hook_out": pack(torch.full((2, 4), 1.5))}}
+    monkeypatch.setattr(engine, "execute", lambda *_: [SimpleNamespace(head_rows=torch.zeros(2, 4))])
+    monkeypatch.setattr(engine, "logits", lambda rows: None)
+    for second, differ in ((same, False), (other, True)):
+        monkeypatch.setattr(
+            internals, "rpc", lambda llm, method, *args, last=second: [[same], [last]] if "read" in method else [None]
+        )
+        if differ:
+            with pytest.raises(BootError, match=r"workers that should hold the same at blocks\.0\.hook_out do not"):
+                engine._warm_up()
+        else:
+            engine._warm_up()
+
+
+@pytest.mark.parametrize(("died", "says"), [("W died", r"\(W died\)"), (None, r"\(one failed: out of sync\)")])
+def test_a_worker_process_that_fails_is_the_end_of_all(engine, monkeypatch, died, says):
+    def fail(llm):
+        raise RuntimeError("out of sync")
+
+    engine._watch = SimpleNamespace(died=lambda: died)
+    monkeypatch.setattr(internals, "in_processes", lambda llm: True)
+    monkeypatch.setattr(internals, "step", fail)
+    with pytest.raises(EngineError, match=rf"lost its worker processes {says}; session\.reboot\(\)"):
+        execute(engine, Request("run", (1, 2)))
+    with pytest.raises(EngineError, match=says):
+        execute(engine, Request("run", (1, 2)))
+    assert [method for method, _ in engine.calls] == ["explorer_open"]  # nobody is asked any more
+    freed = []
+    monkeypatch.setattr(internals, "free", lambda llm, at_once: freed.append(at_once))
+    monkeypatch.setattr(internals.lifetime, "left", lambda: None)
+    engine.close()
+    assert freed == [True]
+
+
+def test_an_error_of_the_only_worker_is_its_own(engine, monkeypatch):
+    monkeypatch.setattr(internals, "in_processes", lambda llm: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(internals, "step", lambda llm: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            execute(engine, Request("run", (1, 2)))

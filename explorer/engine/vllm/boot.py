@@ -48,6 +48,8 @@ LOCKED: dict[str, tuple[Any, str]] = {
 }
 
 EXECUTORS = (None, "mp", "ray")
+# Heads, neurons and layers may be shared out; which rows a worker has, hooks take for granted.
+SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size", "enable_batch_sharded_sampling")
 
 CPU_BLOCK = 128  # tokens in one block of vLLM's key-value cache on a CPU
 
@@ -134,6 +136,9 @@ def check_options(options: dict[str, Any], known: set[str]) -> None:
             f"boot: distributed_executor_backend={backend!r} is refused; leave it out, or use 'mp' for processes of "
             "this machine or 'ray' for several machines"
         )
+    for name in SPREAD:
+        if options.get(name, 1) not in (None, 1, False):
+            raise BootError(f"boot: {name}={options[name]!r} is refused: it spreads a batch's rows over the workers")
     extra = options.get("additional_config")
     if extra is not None and not isinstance(extra, dict):
         raise BootError(f"boot: additional_config must be a dict, not {extra!r}")
@@ -151,6 +156,10 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
     options |= {"dtype": dtype, "max_model_len": length}
     size = getattr(torch, dtype).itemsize
     tensor, stages = _share_out(options, shape)
+    if options.get("distributed_executor_backend") == "ray" and internals.on_cpu():
+        raise BootError(
+            "boot: distributed_executor_backend='ray' needs GPUs; leave it out for processes of this machine"
+        )
     if internals.on_cpu():
         # vLLM would claim a fraction of the whole machine; enough for the longest prompt and one full batch will do.
         # It deals the cache out in blocks and keeps one for itself. Each worker has a cache, for what it holds.

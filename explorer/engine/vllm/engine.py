@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ...errors import BootError, Cancelled, EngineError
 from ...resolve import RowEdit
-from ..protocol import Request, Result
+from ..protocol import Request, Result, unknown_parameter
 from ..rows import check
 from . import internals
 from .boot import Progress, construct, describe
-from .shards import Shard, agree, gather
+from .shards import Shard, agree, assemble, gather
 from .wire import pack, pack_requests, unpack
+
+Count = TypeVar("Count")
 
 
 class VllmEngine:
@@ -23,14 +25,16 @@ class VllmEngine:
     def __init__(self, path: str, options: dict[str, Any], stop_ids: Sequence[int], progress: Progress) -> None:
         """`stop_ids` end a generation: vLLM has no tokenizer here to know them from."""
         self._stop_ids = list(stop_ids)
+        self._broken: str | None = None  # why the worker processes are of no use any more
         with internals.lifetime.booting():
             self._llm = construct(path, options, progress)
+            self._watch = internals.Watch(self._llm)
             try:
                 self.model, self._shards = describe(self._llm)
                 progress("first forward pass")
                 self._warm_up()
             except BaseException:
-                internals.free(self._llm)
+                internals.free(self._llm, at_once=True)
                 raise
 
     def _warm_up(self) -> None:
@@ -41,7 +45,8 @@ class VllmEngine:
         request = Request("warm-up", ids, (edit,), tuple(hooks), hold=True, max_new_tokens=2)
         self.logits(self.execute([request], lambda done, total: None, lambda: False)[0].head_rows)
         (answers,) = zip(*self._rpc("explorer_read", [request.key], True), strict=True)
-        self.release([request.key])
+        self.detach()
+        self.reset_fires()
         for name, pieces in self._pieces(answers).items():
             if not agree(pieces):
                 raise BootError(f"boot: workers that should hold the same at {name} do not; please report this")
@@ -61,7 +66,7 @@ class VllmEngine:
             while running:
                 if cancelled():
                     raise Cancelled("cancelled")
-                for output in internals.step(self._llm):
+                for output in self._ask(internals.step):
                     request = running[output.request_id]
                     tokens = tuple(output.outputs[0].token_ids)
                     generated[request.key] = tokens[: request.max_new_tokens]
@@ -87,20 +92,59 @@ class VllmEngine:
 
     def release(self, keys: Sequence[str]) -> None:
         """See `Engine.release`."""
-        self._rpc("explorer_release", list(keys))
+        if self._broken is None:  # else it is gone with the workers
+            self._rpc("explorer_release", list(keys))
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """See `Engine.parameter`. Names are vLLM's: q, k and v are one `qkv_proj`."""
+        answers = self._rpc("explorer_parameter", name)
+        held = [answer for answer in answers if "tensor" in answer]
+        if not held:
+            raise unknown_parameter(name, list(dict.fromkeys(n for answer in answers for n in answer["close"])))
+        first = held[0]
+        shards = [unpack(answer["tensor"]) for answer in held if answer["stage"] == first["stage"]]
+        if first["axis"] is None:
+            return shards[0]
+        whole = assemble(shards, first["axis"], first["sections"])
+        return whole if first["length"] is None else whole.narrow(first["axis"], 0, first["length"])
+
+    def fires(self) -> dict[str, int]:
+        """See `Engine.fires`."""
+        return _agreed(self._rpc("explorer_fires"))
+
+    def reset_fires(self) -> None:
+        """See `Engine.reset_fires`."""
+        self._rpc("explorer_reset_fires")
+
+    def detach(self) -> None:
+        """See `Engine.detach`."""
+        self._rpc("explorer_detach")
 
     def close(self) -> None:
         """See `Engine.close`."""
         if self._llm is not None:
             llm, self._llm = self._llm, None
             try:
-                internals.free(llm)
+                internals.free(llm, at_once=self._broken is not None)
             finally:
                 del llm  # so that its memory can be given back
                 internals.lifetime.left()
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
-        return internals.rpc(self._llm, method, *args)
+        return self._ask(internals.rpc, method, *args)
+
+    def _ask(self, ask: Callable[..., list[Any]], *args: Any) -> list[Any]:
+        """Have the workers do something. A worker process that dies or fails meanwhile is the end of all of them."""
+        if self._broken is not None:
+            raise EngineError(self._broken)
+        try:
+            return ask(self._llm, *args)
+        except Exception as error:
+            if not internals.in_processes(self._llm):
+                raise
+            what = self._watch.died() or f"one failed: {error}"
+            self._broken = f"the engine has lost its worker processes ({what}); session.reboot() boots the model again"
+            raise EngineError(self._broken) from error
 
     def _params(self, request: Request) -> Any:
         from vllm import SamplingParams
@@ -140,13 +184,14 @@ def _first(name: str, answers: Sequence[dict[str, Any]]) -> Any:
     return next(answer[name] for answer in answers if name in answer)
 
 
-def _agreed(counts: Sequence[Mapping[str, list[int]]]) -> dict[str, list[int]]:
-    """The rows that each edit came to, by hook; EngineError when two workers that hold the hook saw others."""
-    merged: dict[str, list[int]] = {}
+def _agreed(counts: Sequence[Mapping[str, Count]]) -> dict[str, Count]:
+    """What workers counted at hooks; EngineError when two that hold the same hook counted differently."""
+    merged: dict[str, Count] = {}
     for of_worker in counts:
-        for name, rows in of_worker.items():
-            if merged.setdefault(name, rows) != rows:
+        for name, count in of_worker.items():
+            if merged.setdefault(name, count) != count:
                 raise EngineError(
-                    f"edits at {name} touched {merged[name]} rows on one worker, {rows} on another; please report this"
+                    f"{name}: one worker counted {merged[name]}, another {count}; they did not do the same, "
+                    "please report this"
                 )
     return merged

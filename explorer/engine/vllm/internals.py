@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import re
@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,9 @@ SUPPORTED = ("0.20.2", "0.33")  # the oldest and the newest vLLM that this file 
 
 # vLLM's CPU worker replaces these for the whole process.
 _PATCHED = ((torch, "set_num_threads"), (torch.accelerator, "synchronize"), (torch.accelerator, "empty_cache"))
+
+
+_PR_SET_PDEATHSIG = 1  # of Linux: a signal for when the thread that started this process ends
 
 
 # what the worker needs
@@ -85,6 +89,12 @@ def ignore_interrupts() -> None:
     """In a process of its own: Jupyter's interrupt goes to every process of the kernel, and is meant for the run."""
     if multiprocessing.parent_process() is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_with_parent() -> None:
+    """In a process of its own: end when the kernel ends, even while waiting for another worker that ended with it."""
+    if multiprocessing.parent_process() is not None and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def prepare_stage(runner: Any) -> None:
@@ -196,6 +206,52 @@ def attention_of(module: nn.Module) -> Attention:
     )
 
 
+def parameter(model: nn.Module, name: str) -> tuple[torch.Tensor, dict[str, Any]] | None:
+    """A named parameter or buffer as this worker holds it, and its layout; None when it has none of that name.
+
+    The layout: `axis` along which workers share it (None: each has it whole); `sections` of that axis here, each
+    `[length, copies]`: as many neighbours hold the same; and the `length` of the whole without vLLM's padding.
+    """
+    path, _, leaf = name.rpartition(".")
+    try:
+        module: Any = model.get_submodule(path)
+        tensor = getattr(module, leaf)
+    except AttributeError:
+        return None
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    if leaf == "weight" and tensor.numel() == 0 and hasattr(module, "quant_method"):
+        tensor = _unpacked(module, tensor)
+    axis, sections, length = _layout(module, leaf, tensor)
+    return tensor, {"axis": axis, "sections": sections, "length": length}
+
+
+@torch.inference_mode()
+def _unpacked(linear: Any, packed: torch.Tensor) -> torch.Tensor:
+    """The weight of a linear layer that keeps nothing but a packed one, as on a CPU: what it makes of unit vectors."""
+    width = getattr(linear, "input_size_per_partition", None) or linear.input_size
+    units = torch.eye(width, dtype=packed.dtype, device=packed.device)
+    return linear.quant_method.apply(linear, units, bias=None).T.contiguous()  # type: ignore[no-any-return]
+
+
+def _layout(module: Any, leaf: str, tensor: torch.Tensor) -> tuple[int | None, list[list[int]], int | None]:
+    from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    rows = isinstance(module, RowParallelLinear)
+    plain = {"weight": 1} if rows else {"weight": 0, "bias": 0}  # vLLM notes it at most tensors, not at packed ones
+    axis = getattr(tensor, "input_dim" if rows else "output_dim", plain.get(leaf))
+    if axis is None or not isinstance(module, (RowParallelLinear, ColumnParallelLinear, VocabParallelEmbedding)):
+        return None, [], None
+    if isinstance(module, QKVParallelLinear):
+        lengths = [module.num_heads * module.head_size, *[module.num_kv_heads * module.head_size] * 2]
+        return axis, [[n, c] for n, c in zip(lengths, (1, *[module.num_kv_head_replicas] * 2), strict=True)], None
+    if isinstance(module, VocabParallelEmbedding):
+        return axis, [[tensor.shape[axis], 1]], module.org_vocab_size
+    lengths = [tensor.shape[axis]] if rows else module.output_partition_sizes
+    return axis, [[n, 1] for n in lengths], None
+
+
 # the two model runners
 
 
@@ -295,6 +351,54 @@ def rpc(llm: Any, method: str, *args: Any) -> list[Any]:
     return llm.collective_rpc(method, args=args)  # type: ignore[no-any-return]
 
 
+def in_processes(llm: Any) -> bool:
+    """Whether the workers are processes of their own, which may die or fail alone."""
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    return not isinstance(_executor(llm), UniProcExecutor)
+
+
+class Watch:
+    """When one worker process dies, kills the others at once: they may wait for it for ever, and vLLM for them."""
+
+    def __init__(self, llm: Any) -> None:
+        self._died: str | None = None
+        self._over: Thread | None = None
+        executor = _executor(llm)
+        processes = _processes(executor)
+        if processes:
+            self._over = Thread(target=self._wait, args=(executor, processes), daemon=True, name="vllm-watch")
+            self._over.start()
+
+    def died(self) -> str | None:
+        """How a worker process ended without being told to, if one did in this second or before."""
+        if self._over is not None:
+            self._over.join(1)
+        return self._died
+
+    def _wait(self, executor: Any, processes: Sequence[Any]) -> None:
+        ended = multiprocessing.connection.wait([process.sentinel for process in processes])
+        if executor.is_failed or not getattr(executor, "shutting_down", False):  # else they were told to end
+            process = next(process for process in processes if process.sentinel == ended[0])
+            process.join()
+            self._died = f"{process.name} died (exit code {process.exitcode})"
+            _kill(processes)
+
+
+def _kill(processes: Sequence[Any]) -> None:
+    for process in processes:
+        process.kill()
+
+
+def _executor(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.model_executor
+
+
+def _processes(executor: Any) -> list[Any]:
+    """The worker processes that vLLM's multi-process executor started here; none for other executors."""
+    return [worker.proc for worker in getattr(executor, "workers", None) or () if hasattr(worker, "proc")]
+
+
 def step(llm: Any) -> list[Any]:
     """One engine step; the outputs of requests that moved."""
     return llm.llm_engine.step()  # type: ignore[no-any-return]
@@ -310,19 +414,27 @@ def abort(llm: Any, request_ids: list[str]) -> None:
     llm.llm_engine.abort_request(request_ids)
 
 
-def free(llm: Any) -> None:
-    """Free an engine's memory, and leave what other engines share."""
+def free(llm: Any, at_once: bool = False) -> None:
+    """Free an engine's memory, and leave what other engines share. `at_once`: worker processes have no time to end."""
+    processes = _processes(_executor(llm))
+    if at_once:
+        _kill(processes)
     _free_client(llm.llm_engine.engine_core)
+    for process in processes:
+        process.join()
 
 
 def free_failed(error: BaseException) -> None:
     """Free what a failed `vllm.LLM(...)` had built already: the frames of its error hold it."""
     frame = error.__traceback__
     while frame is not None:
-        owner = frame.tb_frame.f_locals.get("self")
+        owner: Any = frame.tb_frame.f_locals.get("self")
         client = getattr(getattr(owner, "llm_engine", owner), "engine_core", None)
         if hasattr(client, "engine_core"):
             _free_client(client)
+            return
+        if hasattr(owner, "model_executor"):  # an engine core that its client never got to know
+            owner.model_executor.shutdown()
             return
         frame = frame.tb_next
 
@@ -340,11 +452,16 @@ def _free_client(client: Any) -> None:
 def construct(path: str, options: dict[str, Any]) -> Any:
     """`vllm.LLM`, sharing no module with another engine: what fails halfway is freed."""
     import vllm
+    from vllm import envs
     from vllm.model_executor.layers import rotary_embedding
 
+    if hasattr(envs, "disable_envs_cache"):  # 0.32 would go by the environment of this process's first engine
+        envs.disable_envs_cache()
     # vLLM caches these by their sizes for the whole process: an eager engine would get a compiled one's, and other bits
     rotary_embedding._ROPE_DICT.clear()
     workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
+    if workers > 1:
+        check_main()
     if on_cpu():
         if workers > 1:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(workers))
@@ -355,11 +472,24 @@ def construct(path: str, options: dict[str, Any]) -> Any:
         # 0.20 calls these when it ends, and torch refuses where there is no accelerator; later versions do this as well
         torch.accelerator.synchronize = lambda *_: None  # type: ignore[assignment]
         torch.accelerator.empty_cache = lambda *_: None  # type: ignore[assignment]
+    threads = torch.get_num_threads()
     try:
-        return vllm.LLM(model=path, **options)
+        llm = vllm.LLM(model=path, **options)
     except BaseException as error:
         free_failed(error)
         raise
+    if in_processes(llm):
+        torch.set_num_threads(threads)  # vLLM leaves one to a process that has no worker in it
+    return llm
+
+
+def check_main() -> None:
+    """Raise `BootError` in a worker that is being started: it runs the script that starts it, up to here."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise BootError(
+            "boot: a script that boots several workers is run by each of them too: put what it does under "
+            'if __name__ == "__main__":'
+        )
 
 
 def _cores(workers: int) -> str:
@@ -438,9 +568,14 @@ class Lifetime:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V1, the runner that CI runs, unless the user chose
         try:
-            with warnings.catch_warnings(), _stderr_to_log():
+            with warnings.catch_warnings(), _stderr_to_log() as said:
                 warnings.simplefilter("ignore")
-                yield
+                try:
+                    yield
+                except Exception as error:
+                    if "WorkerProc initialization failed" not in str(error):
+                        raise
+                    raise BootError(f"boot: a worker process failed to start: {_last_error(said())}") from error
         except BaseException:
             self.left()
             raise
@@ -471,15 +606,25 @@ lifetime = Lifetime()
 
 
 @contextmanager
-def _stderr_to_log() -> Iterator[None]:
+def _stderr_to_log() -> Iterator[Callable[[], str]]:
+    """What this process and the workers it starts write to file descriptor 2 meanwhile; gives how to read it."""
     with tempfile.TemporaryFile() as noise:
+
+        def said() -> str:
+            return os.pread(noise.fileno(), os.fstat(noise.fileno()).st_size, 0).decode(errors="replace")
+
         saved = os.dup(2)
         os.dup2(noise.fileno(), 2)
         try:
-            yield
+            yield said
         finally:
             os.dup2(saved, 2)
             os.close(saved)
-            noise.seek(0)
-            for line in noise.read().decode(errors="replace").splitlines():
+            for line in said().splitlines():
                 log.info("native: %s", line)
+
+
+def _last_error(text: str) -> str:
+    """The last line of a traceback in a text."""
+    found = re.findall(r"^[\w.]*(?:Error|Exception): .+$", text, re.MULTILINE)
+    return found[-1].removeprefix("explorer.errors.BootError: boot: ") if found else "it left no message"

@@ -74,6 +74,21 @@ def gather(pieces: Sequence[tuple[Shard, torch.Tensor]]) -> torch.Tensor:
     return ordered[0] if len(ordered) == 1 else torch.cat(ordered, dim=1)
 
 
+def assemble(shards: Sequence[torch.Tensor], axis: int, sections: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """A parameter from its shards in order of rank. `sections` are those of the axis in one shard: length, and copies.
+
+    What one process keeps as [q, k, v] each of two keeps as half of q, half of k, half of v. ValueError when the
+    sections are not the axis: quantized weights may be packed.
+    """
+    if sum(length for length, _ in sections) != shards[0].shape[axis]:
+        raise ValueError(f"sections {sections} are no axis of {shards[0].shape[axis]}: it is stored packed")
+    split = [shard.split([length for length, _ in sections], dim=axis) for shard in shards]
+    return torch.cat(
+        [rank[i] for i, (_, copies) in enumerate(sections) for rank in split[::copies]],
+        dim=axis,
+    )
+
+
 def agree(pieces: Sequence[tuple[Shard, torch.Tensor]]) -> bool:
     """Whether copies of the same shard are the same, but for rounding in their dtype."""
     first: dict[int, torch.Tensor] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from functools import partial
@@ -26,6 +27,10 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
     One of several holds some layers (its pipeline stage's) and of those some heads and neurons (its tensor-parallel
     part). All are asked the same; each does and answers what it holds.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        internals.end_with_parent()
+        super().__init__(*args, **kwargs)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load as vLLM does, then find the taps and wrap the forward pass. The model itself is not touched."""
@@ -110,6 +115,27 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         with torch.inference_mode():
             logits = self._head(unpack(rows).to(internals.device_of(self)))
         return None if logits is None else pack(logits.float())
+
+    def explorer_parameter(self, name: str) -> dict[str, Any]:
+        """A parameter or buffer as it is held here, and how to put the whole together; or `close` names of others."""
+        found = internals.parameter(self.model_runner.model, name)
+        if found is None:
+            names = [n for n, _ in self.model_runner.model.named_parameters()]
+            return {"close": difflib.get_close_matches(name, names)}
+        tensor, layout = found
+        return {"tensor": pack(tensor), "stage": self._place.stage, **layout}
+
+    def explorer_fires(self) -> dict[str, int]:
+        """How often each hook point fired here, in the forward passes that had work for it."""
+        return dict(self._rows.fired)
+
+    def explorer_reset_fires(self) -> None:
+        """Count from nothing again."""
+        self._rows.fired.clear()
+
+    def explorer_detach(self) -> None:
+        """Forget every request. Nothing is attached to the model while no forward pass runs."""
+        self._rows.held.clear()
 
     # what happens in a step
 
