@@ -102,6 +102,15 @@ def test_a_spec_a_prompt_in_chunks_and_queues(session: explorer.Session, llama: 
         assert_same(got, want)
 
 
+def test_answers_larger_than_what_workers_share(session: explorer.Session) -> None:
+    """vLLM's queue of answers holds 16 MiB; what is larger takes another way."""
+    runs = session.run(LONG * 8, capture="all")
+    stream = [run["blocks.0.hook_out"] for run in runs]
+    assert sum(run[hook].nbytes for run in runs for hook in run) > 2 * 2**24
+    for i, rows in enumerate(stream[len(LONG) :]):
+        torch.testing.assert_close(rows, stream[i % len(LONG)], atol=1e-4, rtol=1e-4)
+
+
 def test_generation_with_edits_on_generated_tokens(session: explorer.Session, llama: explorer.Session) -> None:
     edits = [
         explorer.Edit("blocks.1.attn.hook_z", "scale", head=[0, 3], factor=-1.5, phase="decode"),

@@ -17,6 +17,7 @@ from explorer.engine.vllm import internals
 from explorer.engine.vllm.engine import VllmEngine
 
 from .compare import idle, same, token_ids, worker
+from .conftest import ENGINES
 
 IDS = [1, 17, 45, 80, 31]
 HOOK = "blocks.0.hook_out"
@@ -129,3 +130,18 @@ def test_a_first_forward_that_fails_frees_the_engine(
         explorer.boot(tiny_folder("llama"), max_model_len=64)
     assert len(freed) == 1 and internals.lifetime._engines == engines
     assert same(llama.run(IDS), clean)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_reboot(llama: explorer.Session, tiny_folder: Callable[[str], Path], engine: str) -> None:
+    neighbour = llama.run(IDS, capture="all")
+    with explorer.boot(tiny_folder("llama"), engine=engine, max_model_len=64) as session:
+        before, unread = session.run(IDS, capture="all", logits=True), session.run(IDS)
+        session.reboot()
+        assert session.info["max_model_len"] == 64
+        assert same(session.run(IDS, capture="all"), before)
+        with pytest.raises(explorer.SessionClosed, match="rebooted"):
+            _ = unread.logits
+        patched = session.run(IDS, explorer.Edit(HOOK, "patch", source=before), capture="all")
+        assert same(patched, before)  # what an earlier run holds can be patched from
+    assert same(llama.run(IDS, capture="all"), neighbour)

@@ -72,14 +72,6 @@ def test_parameters_and_fires(session: explorer.Session) -> None:
     assert hooks(session) == 0 and not session._engine._rows.held
 
 
-def test_reboot(tiny_folder: Callable[[str], Path]) -> None:
-    with explorer.boot(tiny_folder("llama"), engine="transformers") as own:
-        before, model = own.run(IDS, logits=True), own._engine._lm
-        own.reboot()
-        assert own._engine._lm is not model
-        assert torch.equal(own.run(IDS).logits, before.logits)
-
-
 def test_a_batch_of_many_lengths_is_each_alone(session: explorer.Session) -> None:
     prompts = [IDS[:n] * 3 for n in (4, 1, 9, 2, 7)]
     for prompt, run in zip(prompts, session.run(prompts, capture="blocks.*.hook_out"), strict=True):

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from explorer.engine.vllm import internals
+from explorer.engine.vllm.shards import Shard
 from explorer.engine.vllm.wire import pack, unpack
 
 from .stack import EPS, SHAPE, Stack
@@ -199,3 +201,76 @@ def test_what_it_says_of_the_model(worker, monkeypatch):
     assert seen["cache_bytes"] == 4 * (16 + 3)
     assert seen["attention"] == [[layer, {"scale": 0.5, "window": 4, "softcap": None}] for layer in (0, 1)]
     assert seen["shards"]["blocks.1.attn.o.hook_in"] == [0, 4, 4, 0]
+
+
+# --- one of several ---------------------------------------------------------------------------------------------------
+
+
+def half(stage: int) -> Stack:
+    """One of two pipeline stages: an Identity stands for what the other one holds."""
+    stack = Stack()
+    stack.model.layers[1 - stage] = nn.Identity()
+    if stage == 0:
+        stack.model.norm = nn.Identity()
+    return stack
+
+
+@pytest.fixture(params=[0, 1])
+def stage(request, worker, monkeypatch):
+    monkeypatch.setattr(internals, "place", lambda: internals.Place(0, 1, request.param, 2))
+    monkeypatch.setattr(internals, "prepare_stage", lambda runner: None)
+    stack = half(request.param)
+    monkeypatch.setattr(sys.modules[__name__], "Stack", lambda: stack)
+    made = type(worker)()
+    made.load_model()
+    return request.param, made
+
+
+def test_a_stage_has_taps_for_what_it_holds(stage):
+    number, made = stage
+    names = set(made._taps)
+    assert all(name.startswith(f"blocks.{number}.") for name in names if name.startswith("blocks."))
+    # the second stage's embedding is there (tied to the head), but nothing calls it
+    assert (
+        names - {n for n in names if n.startswith("blocks.")}
+        == [{"embed.hook_out"}, {"ln_final.hook_normalized"}][number]
+    )
+    assert [layer for layer, _ in _described(made)["attention"]] == [number]
+
+
+def _described(made):
+    impl = SimpleNamespace(scale=0.5, sliding_window=None)
+    for layer in made._layers.values():
+        layer.self_attn.attn.impl = impl
+    return made.explorer_describe()
+
+
+def test_a_stage_leaves_to_the_other_what_the_other_holds(stage):
+    number, made = stage
+    here, there = f"blocks.{number}.hook_out", f"blocks.{1 - number}.hook_out"
+    edits = [wire(here, "suppress", [0]), wire(there, "suppress", [0])]
+    made.explorer_open([{"key": "a", "capture": [here, there], "edits": edits}], {})
+    held = made._rows.held["a"]
+    assert (list(held.edits), held.elsewhere, held.capture) == ([here], (there,), (here,))
+    with pytest.raises(ValueError, match=r"no tap for blocks\.9\.hook_out"):
+        made.explorer_open([{"key": "b", "capture": ["blocks.9.hook_out"], "edits": []}], {})
+
+
+def test_only_the_last_stage_has_the_head(stage):
+    number, made = stage
+    assert (made.explorer_logits(pack(torch.randn(2, 8))) is None) == (number == 0)
+
+
+def test_copies_are_answered_once_unless_asked_for(worker):
+    worker._shards |= {"embed.hook_out": Shard(0, 8, 8, copy=1)}
+    worker.explorer_open([{"key": "a", "capture": ["embed.hook_out", "blocks.0.hook_out"], "edits": []}], {})
+    step(worker, a=[3, 1])
+    (answer,), (whole,) = worker.explorer_read(["a"]), worker.explorer_read(["a"], True)
+    assert list(answer["captures"]) == ["blocks.0.hook_out"]
+    assert set(whole["captures"]) == {"embed.hook_out", "blocks.0.hook_out"}
+    assert worker.explorer_fires() == {"embed.hook_out": 1, "blocks.0.hook_out": 1}
+    worker.explorer_reset_fires()
+    worker.explorer_detach()
+    assert worker.explorer_fires() == {}
+    with pytest.raises(KeyError):
+        worker.explorer_read(["a"])

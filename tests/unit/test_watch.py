@@ -1,0 +1,51 @@
+"""Worker processes end together: one that dies takes the others with it, one that was told to end does not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from explorer.engine.vllm import internals
+
+SLEEPERS = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def executor(monkeypatch):
+    """An executor with two worker processes that wait."""
+    processes = [SLEEPERS.Process(target=time.sleep, args=(100,), name=f"sleeper-{i}", daemon=True) for i in range(2)]
+    for process in processes:
+        process.start()
+    made = SimpleNamespace(workers=[SimpleNamespace(proc=p) for p in processes], is_failed=False, shutting_down=False)
+    monkeypatch.setattr(internals, "_executor", lambda llm: made)
+    yield made
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def test_one_that_dies_takes_the_others_with_it(executor):
+    watch = internals.Watch(None)
+    first, second = (worker.proc for worker in executor.workers)
+    second.kill()
+    assert watch.died() == "sleeper-1 died (exit code -9)"
+    first.join(10)
+    assert first.exitcode == -9
+
+
+def test_one_that_was_told_to_end_does_not(executor):
+    watch = internals.Watch(None)
+    executor.shutting_down = True
+    first, second = (worker.proc for worker in executor.workers)
+    second.terminate()
+    second.join(10)
+    assert watch.died() is None
+    assert first.is_alive()
+
+
+def test_without_worker_processes_nothing_is_watched(monkeypatch):
+    monkeypatch.setattr(internals, "_executor", lambda llm: SimpleNamespace(workers=["a Ray worker"]))
+    assert internals.Watch(None).died() is None
