@@ -345,21 +345,23 @@ def test_the_mode_is_vllms_enforce_eager(mode, eager):
         boot.with_mode(given | {"enforce_eager": not eager})
 
 
-def test_a_hook_that_no_worker_has_is_fatal_at_boot(monkeypatch):
+def test_a_hook_that_no_worker_has_is_fatal_at_boot(tmp_path, monkeypatch, on_cpu):
     shape = model_shape(config())
     names = [p.name for p in Catalogue(shape) if not p.derived_from and p.component != "logits"]
 
     def worker(layer, held):
         attention = [[layer, {"scale": 0.5, "window": None, "softcap": None}]]
         seen = {"shape": vars(shape), "dtype": "float32", "device": "cpu", "attention": attention}
-        return seen | {"shards": {name: [0, 4, 4, 0] for name in held}}
+        return seen | {"cache_bytes": 7, "shards": {name: [0, 4, 4, 0] for name in held}}
 
     stages = [worker(0, names[:13]), worker(1, names[13:])]
     monkeypatch.setattr(internals, "rpc", lambda llm, method: stages)
+    monkeypatch.setattr(internals, "checkpoint", lambda llm: (str(tmp_path), config()))
     for name in ("max_model_len", "version", "is_eager"):
         monkeypatch.setattr(internals, name, lambda *_: 1)
     model, shards = boot.describe(None)
     assert [*shards[0], *shards[1]] == names and len(model.attention) == 2
+    assert model.info["cache_bytes"] == 14
     del stages[1]["shards"]["blocks.1.mlp.hook_out"]
     with pytest.raises(BootError, match=r"no worker has a place for blocks\.1\.mlp\.hook_out"):
         boot.describe(None)

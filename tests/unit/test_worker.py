@@ -242,6 +242,7 @@ def _described(made):
     impl = SimpleNamespace(scale=0.5, sliding_window=None)
     for layer in made._layers.values():
         layer.self_attn.attn.impl = impl
+    made.model_runner.kv_caches = []
     return made.explorer_describe()
 
 
