@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -82,6 +83,17 @@ def test_refused_before_weights_load(tiny_folder: Callable[[str], Path], name: s
         explorer.boot(tiny_folder("llama"), **keywords)
     assert isinstance(error.value, ValueError)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_model_runner_that_cannot_run_here(
+    tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", False)  # as it is on a CPU
+    with pytest.raises(BootError, match=r"boot: VLLM_USE_V2_MODEL_RUNNER=1 needs a Triton .* unset it"):
+        explorer.boot(tiny_folder("llama"))
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 
 @pytest.mark.usefixtures("no_weights")

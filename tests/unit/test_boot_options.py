@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -302,6 +303,17 @@ def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
     with pytest.raises(BootError, match=r"GiB are needed .* but 0\.0 GiB are free; lower max_model_len or kv_cache"):
         chosen(tmp_path)
+
+
+def test_vllm_finds_a_descriptor_where_stdout_has_none(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # as in a notebook
+    with internals._descriptor_of_stdout():
+        assert sys.stdout.fileno() == 1
+    with pytest.raises(OSError):
+        sys.stdout.fileno()
+    with internals._descriptor_of_stdout():  # nothing else changes
+        print("hello")
+    assert sys.stdout.getvalue() == "hello\n"
 
 
 def test_without_vllm_the_install_line_survives_the_clean_up(monkeypatch):

@@ -67,6 +67,7 @@ def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
         from vllm.engine.arg_utils import EngineArgs
     except ImportError as error:
         raise ImportError(f"the vllm engine needs vLLM ({error}): {INSTALL}") from error
+    internals.check_runner()
     options = with_mode(options)
     check_options(options, {f.name for f in dataclasses.fields(EngineArgs)})
     progress("reading the configuration")

@@ -474,7 +474,8 @@ def construct(path: str, options: dict[str, Any]) -> Any:
         torch.accelerator.empty_cache = lambda *_: None  # type: ignore[assignment]
     threads = torch.get_num_threads()
     try:
-        llm = vllm.LLM(model=path, **options)
+        with _descriptor_of_stdout():
+            llm = vllm.LLM(model=path, **options)
     except BaseException as error:
         free_failed(error)
         raise
@@ -490,6 +491,23 @@ def check_main() -> None:
             "boot: a script that boots several workers is run by each of them too: put what it does under "
             'if __name__ == "__main__":'
         )
+
+
+@contextmanager
+def _descriptor_of_stdout() -> Iterator[None]:
+    """Up to 0.26 vLLM asks `sys.stdout` for its descriptor, which a notebook's has not; later versions take 1."""
+    stream: Any = sys.stdout
+    lacking = False
+    try:
+        stream.fileno()
+    except OSError:
+        lacking = True
+        stream.fileno = lambda: 1
+    try:
+        yield
+    finally:
+        if lacking:
+            del stream.fileno
 
 
 def _cores(workers: int) -> str:
@@ -516,6 +534,18 @@ def check_version() -> None:
         raise BootError(
             f"boot: vLLM {version()} is not supported; install one from {SUPPORTED[0]} to {SUPPORTED[1]}, "
             'or boot with engine="transformers"'
+        )
+
+
+def check_runner() -> None:
+    """Raise `BootError` when the user asks for a V2 model runner that cannot run here."""
+    from vllm import envs
+    from vllm.triton_utils import HAS_TRITON
+
+    envs.disable_envs_cache()  # vLLM would go by the environment of an earlier boot
+    if envs.VLLM_USE_V2_MODEL_RUNNER and not HAS_TRITON:
+        raise BootError(
+            "boot: VLLM_USE_V2_MODEL_RUNNER=1 needs a Triton that runs on this machine; unset it to use the V1 runner"
         )
 
 
