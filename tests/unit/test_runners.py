@@ -81,11 +81,13 @@ class V2(SimpleNamespace):
         self.block_tables = SimpleNamespace(block_tables=[table], num_blocks=counts)
         self.slots: dict[str, int] = {}
         self.free = list(range(8))
+        self.seeds: list[int] = []
 
     def add_requests(self, scheduled: Any) -> None:
         for new in scheduled.scheduled_new_reqs:
             self.slots[new.req_id] = self.free.pop()
             self.req_states.num_computed_tokens_np[self.slots[new.req_id]] = 0
+            self.seeds.append(np.random.randint(2**31))
 
     def prepare_inputs(self, scheduled: Any, batch_desc: Any) -> Any:
         names = sorted(scheduled.num_scheduled_tokens, key=scheduled.num_scheduled_tokens.get)
@@ -170,6 +172,19 @@ def test_a_pass_of_nobody_has_no_rows() -> None:
     assert seen.rows == {"a": [0, 2, 0]}
     runner.model(rows=7)
     assert seen.rows == {} and seen.blocks == {}
+
+
+def test_the_v2_runner_leaves_the_random_numbers_of_the_user_alone() -> None:
+    runner = V2()
+    internals.wrap_forward(runner, lambda forward: forward())
+    np.random.seed(7)
+    wanted = np.random.randint(2**31, size=2).tolist()
+    np.random.seed(7)
+    runner.step({"a": (2, [1])})
+    first = np.random.randint(2**31)
+    runner.step({"b": (2, [2]), "c": (1, [3])})
+    assert [first, np.random.randint(2**31)] == wanted
+    assert len(set(runner.seeds)) == 3 and not set(runner.seeds) & set(wanted)
 
 
 def test_a_step_that_fails_is_over() -> None:
