@@ -461,11 +461,8 @@ def _free_client(client: Any) -> None:
 def construct(path: str, options: dict[str, Any]) -> Any:
     """`vllm.LLM`, sharing no module with another engine: what fails halfway is freed."""
     import vllm
-    from vllm import envs
     from vllm.model_executor.layers import rotary_embedding
 
-    if hasattr(envs, "disable_envs_cache"):  # 0.32 would go by the environment of this process's first engine
-        envs.disable_envs_cache()
     # vLLM caches these by their sizes for the whole process: an eager engine would get a compiled one's, and other bits
     rotary_embedding._ROPE_DICT.clear()
     workers = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
@@ -551,7 +548,7 @@ def check_runner() -> None:
     from vllm import envs
     from vllm.triton_utils import HAS_TRITON
 
-    envs.disable_envs_cache()  # vLLM would go by the environment of an earlier boot
+    envs.disable_envs_cache()  # vLLM would go by the environment of this process's first engine
     if envs.VLLM_USE_V2_MODEL_RUNNER and not HAS_TRITON:
         raise BootError(
             "boot: VLLM_USE_V2_MODEL_RUNNER=1 needs a Triton that runs on this machine; unset it to use the V1 runner"
