@@ -49,7 +49,7 @@ KINDS: tuple[Kind, ...] = (
         "embed.hook_out",
         "embed",
         "residual",
-        "The token embeddings, as the first layer receives them.",
+        "The token embeddings, before positions are added to them.",
         ("hook_embed",),
     ),
     Kind(
@@ -368,21 +368,35 @@ class Catalogue:
     def __repr__(self) -> str:
         rows = [("hook", "shape a token", "edit", "about")]
         for kind in self._kinds:
-            point = self._points[kind.name.replace("{i}", "0")]
-            name = (
-                kind.name
-                if point.layer is None
-                else kind.name.replace("{i}", "{0.." + str(self.shape.layers - 1) + "}")
-            )
+            points = [self._points[kind.name.replace("{i}", str(i))] for i in range(self.shape.layers)]
+            point = next((p for p in points if p.available), points[0])
+            name = kind.name.replace("{i}", "{0.." + str(self.shape.layers - 1) + "}")
             shape = (
                 "heads x query x key" if kind.component in ("pattern", "scores") else " x ".join(map(str, point.shape))
             )
             about = point.about if point.available else f"not available: {point.reason}"
+            lacking = [p for p in points if not p.available]
+            if point.available and lacking:
+                about += f" Not in {_layers([p.layer for p in lacking])}: {lacking[0].reason}"
             rows.append((name, shape, "yes" if point.editable else "no", about))
         widths = [max(len(r[c]) for r in rows) for c in range(3)]
         return "\n".join(
             "  ".join([*(cell.ljust(w) for cell, w in zip(r[:3], widths, strict=True)), r[3]]) for r in rows
         )
+
+    def report(self) -> list[str]:
+        """One line on how many hook points can fire, and one a reason on those that cannot."""
+        layers: dict[tuple[str, str], list[int | None]] = {}
+        for point in self:
+            if point.reason is not None:
+                family = re.sub(r"^blocks\.[0-9]+\.", "", point.name)
+                layers.setdefault((point.reason, family), []).append(point.layer)
+        families: dict[tuple[str, str], list[str]] = {}
+        for (reason, family), at in layers.items():
+            families.setdefault((reason, _layers(at)), []).append(family)
+        fire = sum(point.available for point in self)
+        lines = [f"{', '.join(names)} cannot fire in {at}: {reason}" for (reason, at), names in families.items()]
+        return [f"{fire} of {len(self)} hook points can fire", *lines]
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
@@ -396,6 +410,13 @@ def canonical(name: str) -> str:
         if name in (alias.replace("{i}", number) for alias in kind.aliases):
             return kind.name.replace("{i}", number)
     return name
+
+
+def _layers(numbers: Sequence[int | None]) -> str:
+    """Layers in words: `layer 3`, `layers 1, 2, 5`; what is in no layer is `this model`."""
+    if numbers[0] is None:
+        return "this model"
+    return ("layer " if len(numbers) == 1 else "layers ") + ", ".join(map(str, numbers))
 
 
 def _matches(name: str, glob: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -27,6 +28,8 @@ from .specs import Edit, describe, parse, parse_batch
 from .status import StatusLine
 from .tokens import Token, encode, load_tokenizer, token_table
 from .worker import Worker
+
+log = logging.getLogger("explorer")
 
 Prompt = str | Sequence[int]
 Build = Callable[[Callable[[str], None]], Engine]  # given how to show progress
@@ -162,6 +165,8 @@ class Session:
         self._engines.append(engine)
         self.model = engine.model
         self.hooks = Catalogue(engine.model.shape, engine.model.missing, apart=engine.model.apart)
+        for line in self.hooks.report():
+            log.info("%s: %s", self.name, line)
         self.info = {
             "model": self.name,
             **engine.model.info,

@@ -11,7 +11,7 @@ from . import tiny
 
 # The families that each engine serves so far.
 SERVED = {
-    "vllm": ("llama", "mistral", "qwen2", "qwen3", "phi3"),
+    "vllm": tuple(tiny.FAMILIES),
     "transformers": ("llama", "mistral", "qwen2", "qwen3", "phi3"),
 }
 

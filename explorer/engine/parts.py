@@ -24,13 +24,6 @@ DOWN = ("down_proj", "c_proj", "dense_4h_to_h", "fc_out", "fc2")
 MLP_NORM = ("post_feedforward_layernorm",)
 MIDDLE = ("post_attention_layernorm", "ln_2", "final_layer_norm")
 
-# Why a hook is not there, in either engine's words.
-NO_ROTARY = "this layer has no rotary position embedding; attention reads the projections themselves"
-PARALLEL = "attention and MLP both read the stream before the layer (a parallel block); there is nothing between them"
-SPARSE = "the MLP is a mixture of experts: a token has no one row of neurons"
-LATENT = "multi-head latent attention keeps queries, keys and values in a compressed form, not per head"
-NOT_ADDED = "what is added to the stream is not this module's output as it is, and what comes between was not found"
-
 Columns = slice | torch.Tensor  # which columns of a projection's output
 
 
@@ -140,12 +133,12 @@ def columns(heads: int, kv_heads: int, d_head: int, by_group: bool) -> tuple[Col
 
 @torch.inference_mode()
 def subtracts_mean(norm: nn.Module, like: torch.Tensor) -> bool:
-    """Whether a norm is a LayerNorm rather than an RMSNorm: adding one to every entry changes nothing.
+    """Whether a norm is a LayerNorm rather than an RMSNorm: adding a number to every entry changes nothing.
 
     `like` is any tensor of the stream's dtype, device and last axis.
     """
     x = torch.linspace(-2, 3, like.shape[-1], dtype=torch.float32)
-    plain, moved = (_one(norm((x + c)[None].to(like))).float() for c in (0, 4))
+    plain, moved = (first_of(norm((x + c)[None].to(like))).float() for c in (0, 4))
     return bool((plain - moved).abs().max() < 0.1 * plain.abs().max())
 
 
@@ -158,7 +151,8 @@ def epsilon(norm: nn.Module) -> float:
     raise BootError(f"boot: {type(norm).__name__} is not served: no epsilon found")
 
 
-def _one(out: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+def first_of(out: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """A module's output; of a tuple the first."""
     return out[0] if isinstance(out, tuple) else out
 
 

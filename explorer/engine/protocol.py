@@ -14,11 +14,18 @@ from ..resolve import RowEdit
 
 @dataclass(frozen=True)
 class Attention:
-    """What one attention layer does with its scores: `scale`, then soft-cap, mask (`window` keys back), softmax."""
+    """What one attention layer does with its scores: `scale`, soft-cap, position bias, mask, softmax.
+
+    window: a query sees that many keys back, itself included.
+    slopes: one a head: what a key gains for each position that it is further on (ALiBi).
+    sinks: one a head: the score of a key that holds nothing, which the softmax counts in.
+    """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    slopes: tuple[float, ...] | None = None
+    sinks: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,13 @@ from ..errors import BootError
 from ..hooks import ModelShape
 from ..models import hub_options
 
-# Architectures whose layers are Llama-shaped: two norms, attention and MLP each read from the stream and added to it.
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM")
+# What configurations of state-space and linear-attention layers have, and no other.
+RECURRENT = (
+    *("state_size", "ssm_state_size", "mamba_d_state", "lru_width", "linear_num_key_heads", "conv_L_cache"),
+    "attention_hidden_size",
+)
+ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+NEURONS = ("ffn_hidden_size", "n_inner", "ffn_dim", "intermediate_size")  # the first that is set, else 4 x d_model
 
 SIZES = (
     *("tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens", "max_model_len", "max_num_seqs"),
@@ -45,25 +50,44 @@ def architecture(config: Any) -> str:
 
 
 def model_shape(config: Any) -> ModelShape:
-    """The sizes of a configuration; `BootError` for an architecture that is not served."""
-    config = config.get_text_config()
-    name = architecture(config)
-    if name not in ARCHITECTURES:
-        raise BootError(f"boot: {name} is not served yet; the architectures that are: {', '.join(ARCHITECTURES)}")
+    """The sizes of a configuration; `BootError` for an architecture that is known not to be served."""
+    whole, config = config, config.get_text_config()
+    reason = _refused(whole, config)
+    if reason is not None:
+        raise BootError(f"boot: {architecture(whole)} is not served: {reason}")
     if config.num_hidden_layers < 1:
         raise BootError(
             "boot: the model's configuration has no layers (num_hidden_layers is 0); nothing could be hooked"
         )
-    heads = config.num_attention_heads
+    heads, d_model = config.num_attention_heads, config.hidden_size
     return ModelShape(
         layers=config.num_hidden_layers,
-        d_model=config.hidden_size,
+        d_model=d_model,
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        d_head=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        d_mlp=config.intermediate_size,
+        kv_heads=_kv_heads(config, heads),
+        d_head=getattr(config, "head_dim", None) or d_model // heads,
+        d_mlp=next((n for n in (getattr(config, name, None) for name in NEURONS) if n), 4 * d_model),
         d_vocab=config.vocab_size,
     )
+
+
+def _refused(whole: Any, config: Any) -> str | None:
+    """Why no engine serves this model, or None. What is unknown is tried: the first forward pass shows what it has."""
+    if getattr(whole, "is_encoder_decoder", False):
+        return "encoder-decoders have two streams; the session runs decoders"
+    others = sorted(set(getattr(config, "layer_types", None) or ()).difference(ATTENTION_TYPES))
+    if others or any(getattr(config, name, None) is not None for name in RECURRENT):
+        kind = f" ({', '.join(others)})" if others else ""
+        return f"its state-space or linear-attention layers{kind} have no attention to look into"
+    if getattr(config, "do_layer_norm_before", True) is False:
+        return "its norms come after each layer's sum, so that nothing adds up to a residual stream"
+    return None
+
+
+def _kv_heads(config: Any, heads: int) -> int:
+    if hasattr(config, "num_kv_heads"):  # Falcon
+        return int(config.num_kv_heads) if config.new_decoder_architecture else 1 if config.multi_query else heads
+    return getattr(config, "num_key_value_heads", None) or heads
 
 
 def check_sizes(options: Mapping[str, Any]) -> None:

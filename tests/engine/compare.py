@@ -50,7 +50,8 @@ def worker(session: explorer.Session) -> Any:
 def idle(session: explorer.Session) -> bool:
     """Whether nothing is queued, running or held, and no hook is attached."""
     own = worker(session)
-    hooks = [m for m in own.model_runner.model.modules() if m._forward_hooks or m._forward_pre_hooks]
+    modules = own.model_runner.model.modules()
+    hooks = [m for m in modules if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)]
     return not (core(session).scheduler.has_unfinished_requests() or own._rows.held or hooks)
 
 

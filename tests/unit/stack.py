@@ -28,6 +28,7 @@ class Norm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.rand(width) + 0.5)
+        self.variance_epsilon = EPS
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         stream = x if residual is None else x + residual
@@ -60,7 +61,8 @@ class Attention(nn.Module):
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv_proj(hidden_states)[0].split(self.sizes, -1)
-        return self.o_proj(self.attn(q + positions[:, None].to(q.dtype) * 0.1, k, v))[0]
+        turn = positions[:, None].to(q.dtype) * 0.1  # in rotary's place
+        return self.o_proj(self.attn(q + turn, k + turn, v))[0]
 
 
 class Mlp(nn.Module):
@@ -88,21 +90,91 @@ class Layer(nn.Module):
         return self.mlp(x), residual
 
 
-class Inner(nn.Module):
+class OneTensor(Layer):
+    """As vLLM's GPT-2: the stream is one tensor."""
+
+    def forward(self, positions: torch.Tensor, x: torch.Tensor) -> Any:
+        x = x + self.self_attn(positions, self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Whole(OneTensor):
+    """As StableLM: the first of two results is the whole stream already."""
+
+    def forward(self, positions: torch.Tensor, x: torch.Tensor) -> Any:
+        return super().forward(positions, x), x
+
+
+class Multiplied(OneTensor):
+    """As Granite: what is added is multiplied first."""
+
+    residual_multiplier = 0.25
+
+    def forward(self, positions: torch.Tensor, x: torch.Tensor) -> Any:
+        x = x + self.self_attn(positions, self.input_layernorm(x)) * self.residual_multiplier
+        return x + self.mlp(self.post_attention_layernorm(x)) * self.residual_multiplier
+
+
+class Parallel(OneTensor):
+    """As GPT-NeoX: attention and MLP read the same stream."""
+
+    def forward(self, positions: torch.Tensor, x: torch.Tensor) -> Any:
+        attention = self.self_attn(positions, self.input_layernorm(x))
+        return x + attention + self.mlp(self.post_attention_layernorm(x))
+
+
+class PostNorms(Layer):
+    """As Gemma 2: what is added is normed first."""
+
     def __init__(self) -> None:
         super().__init__()
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = Norm(SHAPE.d_model), Norm(SHAPE.d_model)
+
+    def forward(self, positions: torch.Tensor, x: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        if residual is None:
+            residual, x = x, self.input_layernorm(x)
+        else:
+            x, residual = self.input_layernorm(x, residual)
+        x = self.post_attention_layernorm(self.self_attn(positions, x))
+        x, residual = self.pre_feedforward_layernorm(x, residual)
+        return self.post_feedforward_layernorm(self.mlp(x)), residual
+
+
+class NormsOnly(OneTensor):
+    """As OLMo 2: attention and MLP read the stream itself; what they add is normed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.post_feedforward_layernorm = Norm(SHAPE.d_model)
+
+    def forward(self, positions: torch.Tensor, x: torch.Tensor) -> Any:
+        x = x + self.post_attention_layernorm(self.self_attn(positions, x))
+        return x + self.post_feedforward_layernorm(self.mlp(x))
+
+
+class Unknown(OneTensor):
+    """Something that nobody has told us of comes between the modules and the stream."""
+
+    def forward(self, positions: torch.Tensor, x: torch.Tensor) -> Any:
+        x = x + 3 * self.self_attn(positions, self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Inner(nn.Module):
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
         self.embed_tokens = nn.Embedding(SHAPE.d_vocab, SHAPE.d_model)
-        self.layers = nn.ModuleList(Layer() for _ in range(SHAPE.layers))
+        self.layers = nn.ModuleList(layer() for _ in range(SHAPE.layers))
         self.norm = Norm(SHAPE.d_model)
 
 
 class Stack(nn.Module):
     """`forward` gives what the head reads, one row a token; `compute_logits` the head."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, layer: type[nn.Module] = Layer) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.model = Inner()
+        self.model = Inner(layer)
         self.head = nn.Parameter(torch.randn(SHAPE.d_model, SHAPE.d_vocab))
         self.to(dtype).requires_grad_(False)
 
@@ -112,12 +184,16 @@ class Stack(nn.Module):
             layer.self_attn.attn.lengths = lengths
         x, residual = self.model.embed_tokens(ids), None
         for layer in self.model.layers:
-            x, residual = layer(positions, x, residual)
-        return self.model.norm(x, residual)[0]
+            if isinstance(layer, OneTensor):
+                out = layer(positions, x)
+                x = out[0] if isinstance(out, tuple) else out
+            else:
+                x, residual = layer(positions, x, residual)
+        return self.model.norm(x) if residual is None else self.model.norm(x, residual)[0]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states @ self.head
 
     def hooks(self) -> int:
-        """How many forward hooks are attached anywhere."""
-        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in self.modules())
+        """How many forward hooks and replaced forwards there are anywhere."""
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + ("forward" in vars(m)) for m in self.modules())

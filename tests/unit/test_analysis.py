@@ -129,3 +129,23 @@ def test_loss(logits):
 
 def test_loss_of_one_token_is_empty(logits):
     assert metrics.next_token_loss(logits[:1], [3]).shape == (0,)
+
+
+def test_slopes_are_a_bias_of_torchs_attention(qk):
+    q, k = (x.transpose(0, 1)[None] for x in qk)
+    slopes = torch.arange(1, q.shape[1] + 1) * 0.3
+    back = torch.arange(POSITIONS)[:, None] - torch.arange(POSITIONS)
+    bias = (-slopes[:, None, None] * back).masked_fill(back < 0, float("-inf"))
+    values = torch.eye(POSITIONS).expand(1, k.shape[1], -1, -1)
+    expected = functional.scaled_dot_product_attention(q, k, values, attn_mask=bias, scale=0.3, enable_gqa=True)[0]
+    how = Attention(0.3, slopes=tuple(slopes.tolist()))
+    torch.testing.assert_close(attention.pattern(*qk, how), expected, atol=1e-6, rtol=0)
+
+
+def test_a_sink_takes_its_share(qk):
+    sinks = torch.arange(qk[0].shape[1]) * 0.5 - 1
+    plain = attention.scores(*qk, Attention(0.3)).double().exp()
+    expected = plain / (plain.sum(-1, keepdim=True) + sinks.double().exp()[:, None, None])
+    how = Attention(0.3, sinks=tuple(sinks.tolist()))
+    torch.testing.assert_close(attention.pattern(*qk, how).double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(attention.scores(*qk, how), attention.scores(*qk, Attention(0.3)))

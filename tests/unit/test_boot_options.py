@@ -133,10 +133,57 @@ def test_sizes_that_are_not_written_down():
     assert (shape.d_head, shape.kv_heads) == (24, 4)
 
 
-@pytest.mark.parametrize("architectures", [["GPT2LMHeadModel"], None])
-def test_architectures_that_are_not_served(architectures):
-    with pytest.raises(BootError, match="is not served yet; the architectures that are: LlamaForCausalLM"):
-        model_shape(config(architectures=architectures))
+RECURRENT = (
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "jamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "bamba",
+    "zamba2",
+    "nemotron_h",
+)
+
+
+@pytest.mark.parametrize("model_type", [*RECURRENT, "qwen3_next", "recurrent_gemma", "rwkv", "lfm2", "minimax"])
+def test_layers_without_attention_are_not_served(model_type):
+    made = transformers.AutoConfig.for_model(model_type)
+    with pytest.raises(
+        BootError, match=f"boot: {architecture(made)} is not served: its state-space or linear-attention"
+    ):
+        model_shape(made)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart", "whisper"])
+def test_encoder_decoders_are_not_served(model_type):
+    with pytest.raises(BootError, match=r"boot: \w+ is not served: encoder-decoders have two streams"):
+        model_shape(transformers.AutoConfig.for_model(model_type))
+
+
+def test_norms_on_the_stream_itself_are_not_served():
+    with pytest.raises(BootError, match="boot: OPTForCausalLM is not served: its norms come after each layer's sum"):
+        model_shape(transformers.AutoConfig.for_model("opt", do_layer_norm_before=False))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "expected"),
+    [
+        ("gpt2", {"n_embd": 96, "n_head": 4, "n_layer": 3}, (3, 96, 4, 4, 24, 384)),
+        ("gptj", {"n_embd": 96, "n_head": 4, "n_layer": 3, "n_inner": 80}, (3, 96, 4, 4, 24, 80)),
+        ("opt", {"hidden_size": 96, "num_attention_heads": 4, "ffn_dim": 80}, (12, 96, 4, 4, 24, 80)),
+        ("bloom", {"hidden_size": 96, "n_head": 4, "n_layer": 3}, (3, 96, 4, 4, 24, 384)),
+        ("falcon", {"hidden_size": 96, "num_attention_heads": 4}, (32, 96, 4, 1, 24, 384)),
+        (
+            "falcon",
+            {"hidden_size": 96, "num_attention_heads": 4, "num_kv_heads": 2, "new_decoder_architecture": True},
+            (32, 96, 4, 2, 24, 384),
+        ),
+    ],
+)
+def test_sizes_under_other_names(model_type, sizes, expected):
+    shape = model_shape(transformers.AutoConfig.for_model(model_type, **sizes))
+    assert tuple(vars(shape).values())[:6] == expected
 
 
 def test_a_model_without_layers():
@@ -215,6 +262,22 @@ def test_dtype(tmp_path, monkeypatch, given, own, expected):
 def test_dtypes_that_are_not_served(tmp_path, on_cpu, dtype):
     with pytest.raises(BootError, match=f"dtype '{dtype}' is not served; use 'float32', 'bfloat16' or 'float16'"):
         chosen(tmp_path, dtype=dtype)
+
+
+def test_latent_attention_on_a_cpu_has_plain_rotary(tmp_path, monkeypatch):
+    monkeypatch.setattr(internals, "on_cpu", lambda: True)
+    asked = {"compilation_config": {"level": 0, "custom_ops": ["none"]}}
+    latent = config(kv_lora_rank=32)
+    assert "compilation_config" not in chosen(tmp_path)
+    assert chosen(tmp_path, latent)["compilation_config"] == {"custom_ops": ["-rotary_embedding"]}
+    assert chosen(tmp_path, latent, **asked)["compilation_config"] == {
+        "level": 0,
+        "custom_ops": ["none", "-rotary_embedding"],
+    }
+    with pytest.raises(BootError, match="compilation_config must be a dict"):
+        chosen(tmp_path, latent, compilation_config=3)
+    monkeypatch.setattr(internals, "on_cpu", lambda: False)
+    assert "compilation_config" not in chosen(tmp_path, latent)
 
 
 def test_a_length_past_the_model(tmp_path, on_cpu):
@@ -364,7 +427,8 @@ def test_a_hook_that_no_worker_has_is_fatal_at_boot(tmp_path, monkeypatch, on_cp
     def worker(layer, held):
         attention = [[layer, {"scale": 0.5, "window": None, "softcap": None}]]
         seen = {"shape": vars(shape), "dtype": "float32", "device": "cpu", "attention": attention}
-        return seen | {"cache_bytes": 7, "shards": {name: [0, 4, 4, 0] for name in held}}
+        seen |= {"cache_bytes": 7, "missing": {}, "apart": False, "refused": None}
+        return seen | {"shards": {name: [0, 4, 4, 0] for name in held}}
 
     stages = [worker(0, names[:13]), worker(1, names[13:])]
     monkeypatch.setattr(internals, "rpc", lambda llm, method: stages)
@@ -376,6 +440,13 @@ def test_a_hook_that_no_worker_has_is_fatal_at_boot(tmp_path, monkeypatch, on_cp
     assert model.info["cache_bytes"] == 14
     del stages[1]["shards"]["blocks.1.mlp.hook_out"]
     with pytest.raises(BootError, match=r"no worker has a place for blocks\.1\.mlp\.hook_out"):
+        boot.describe(None)
+    added = {f"blocks.{i}.hook_{x}_out": "not known" for i in (0, 1) for x in ("attn", "mlp")}
+    stages[0]["missing"] = {"blocks.1.mlp.hook_out": "not here"} | added
+    model, _ = boot.describe(None)
+    assert model.apart and model.missing == stages[0]["missing"]
+    stages[1]["refused"] = "boot: refused"
+    with pytest.raises(BootError, match="boot: refused"):
         boot.describe(None)
 
 

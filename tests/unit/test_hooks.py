@@ -232,3 +232,24 @@ def test_the_catalogue_reads_well():
     assert "heads x query x key" in text
     assert len(text.splitlines()) == len(TABLE) + 1
     assert Catalogue(SHAPE, {"blocks.0.hook_in": "<why>"})._repr_html_().count("&lt;why&gt;") == 1
+
+
+def test_what_cannot_fire_is_said_by_layer():
+    missing = {
+        "blocks.1.mlp.out.hook_in": "<sparse>",
+        "blocks.2.mlp.out.hook_in": "<sparse>",
+        "blocks.1.attn.hook_rot_q": "<latent>",
+        "blocks.1.attn.hook_rot_k": "<latent>",
+        "ln_final.hook_normalized": "<elsewhere>",
+    }
+    catalogue = Catalogue(SHAPE, missing)
+    assert catalogue.report() == [
+        f"{len(catalogue) - 5} of {len(catalogue)} hook points can fire",
+        "attn.hook_rot_q, attn.hook_rot_k cannot fire in layer 1: <latent>",
+        "mlp.out.hook_in cannot fire in layers 1, 2: <sparse>",
+        "ln_final.hook_normalized cannot fire in this model: <elsewhere>",
+    ]
+    lines = {line.split()[0]: line for line in repr(catalogue).splitlines()}
+    assert lines["blocks.{0..2}.mlp.out.hook_in"].endswith("activation function. Not in layers 1, 2: <sparse>")
+    assert lines["ln_final.hook_normalized"].endswith("not available: <elsewhere>")
+    assert "Not in" not in lines["blocks.{0..2}.hook_in"]

@@ -5,14 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from explorer.engine.vllm.taps import find_taps
+from explorer.engine.parts import find_parts
+from explorer.engine.vllm import internals
+from explorer.engine.vllm.taps import Convention, find_taps
 from explorer.hooks import Catalogue
 
-from .stack import EPS, SHAPE, Stack
+from .stack import SHAPE, NormsOnly, OneTensor, PostNorms, Stack
 
 IDS = torch.tensor([3, 1, 4, 1, 5])
 TAPPED = [p for p in Catalogue(SHAPE) if not p.derived_from and p.component != "logits"]
 EDITABLE = [p.name for p in TAPPED if p.editable]
+ADDED = {f"blocks.{i}.{name}": (SHAPE.d_model,) for i in range(2) for name in ("hook_attn_out", "hook_mlp_out")}
+
+
+@pytest.fixture(autouse=True)
+def attention(monkeypatch):
+    monkeypatch.setattr(internals, "attention_module", lambda attention: attention.attn)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
@@ -20,9 +28,9 @@ def stack(request) -> Stack:
     return Stack(request.param)
 
 
-def run(stack: Stack, edits=None, read=()) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def run(stack: Stack, edits=None, read=(), fused=True) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A forward pass with `edits`: hook -> (index, rows), and copies of what the hooks of `read` held."""
-    taps, seen, handles = find_taps(stack, SHAPE, EPS), {}, []
+    taps, seen, handles = find_taps(find_parts(stack), SHAPE, Convention(fused, by_group=False)), {}, []
 
     def handler(name):
         def handle(x):
@@ -43,8 +51,8 @@ def run(stack: Stack, edits=None, read=()) -> tuple[torch.Tensor, dict[str, torc
 
 
 def test_there_is_a_tap_for_every_hook_with_its_shape(stack):
-    taps = find_taps(stack, SHAPE, EPS)
-    assert {name: tap.shape for name, tap in taps.items()} == {p.name: p.shape for p in TAPPED}
+    taps = find_taps(find_parts(stack), SHAPE)
+    assert {name: tap.shape for name, tap in taps.items()} == {p.name: p.shape for p in TAPPED} | ADDED
     assert stack.hooks() == 0
 
 
@@ -127,12 +135,22 @@ def test_only_the_columns_of_the_projection_change():
     before = run(stack, read=["blocks.0.attn.q.hook_out", "blocks.0.attn.k.hook_out", "blocks.0.attn.v.hook_out"])[1]
     projected = []
     handle = stack.model.layers[0].self_attn.attn.register_forward_pre_hook(lambda _, args: projected.append(args))
-    taps = find_taps(stack, SHAPE, EPS)
+    taps = find_taps(find_parts(stack), SHAPE)
     tap = taps["blocks.0.attn.k.hook_out"].attach(lambda x: (torch.tensor([1]), torch.zeros(1, 4)))
     stack(IDS)
     tap.remove()
     handle.remove()
     _, k, v = projected[0]
-    assert k[1].eq(0).all()
-    assert torch.equal(k[[0, 2, 3, 4]], before["blocks.0.attn.k.hook_out"][[0, 2, 3, 4]])
+    others, turn = [0, 2, 3, 4], torch.arange(5)[:, None] * 0.1
+    assert torch.equal(k[1], turn[1].expand(4))
+    assert torch.equal(k[others], (before["blocks.0.attn.k.hook_out"] + turn)[others])
     assert torch.equal(v, before["blocks.0.attn.v.hook_out"])
+
+
+@pytest.mark.parametrize("layer", [OneTensor, PostNorms, NormsOnly])
+def test_the_middle_of_the_stream_is_what_is_added_back(layer):
+    stack, fused = Stack(layer=layer), layer is PostNorms
+    stack.model.embed_tokens.weight.mul_(300)
+    rows, at = torch.full((1, 8), 0.5), ["blocks.0.hook_mlp_out", "blocks.0.hook_out"]
+    _, seen = run(stack, {"blocks.0.ln2.hook_in": (torch.tensor([2]), rows)}, at, fused)
+    assert torch.equal(seen[at[1]][2], seen[at[0]][2] + 0.5)

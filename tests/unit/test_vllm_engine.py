@@ -76,7 +76,7 @@ def test_workers_that_count_differently_are_an_error(engine, monkeypatch):
 
 def test_copies_that_differ_at_boot_are_an_error(engine, monkeypatch):
     engine._shards = [{"blocks.0.hook_out": Shard(0, 4, 4, copy)} for copy in range(2)]
-    engine.model = SimpleNamespace(max_model_len=10)
+    engine.model = SimpleNamespace(max_model_len=10, missing={})
     same = {"captures": {"blocks.0.hook_out": pack(torch.ones(2, 4))}}
     other = {"captures": {"blocks.0.hook_out": pack(torch.full((2, 4), 1.5))}}
     monkeypatch.setattr(engine, "execute", lambda *_: [SimpleNamespace(head_rows=torch.zeros(2, 4))])

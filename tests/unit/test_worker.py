@@ -14,16 +14,17 @@ from explorer.engine.vllm import internals
 from explorer.engine.vllm.shards import Shard
 from explorer.engine.vllm.wire import pack, unpack
 
-from .stack import EPS, SHAPE, Stack
+from .stack import SHAPE, Stack
 
 
 class Base:
     """What the worker needs of vLLM's: a model runner with a model and a forward pass."""
 
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.float32), additional_config={"explorer": {"shape": vars(SHAPE)}}
+    )
+
     def load_model(self) -> None:
-        config = SimpleNamespace(hf_text_config=SimpleNamespace(rms_norm_eps=EPS), dtype=torch.float32)
-        extra = {"explorer": {"shape": vars(SHAPE)}}
-        self.vllm_config = SimpleNamespace(model_config=config, additional_config=extra)
         stack = Stack()
         self.model_runner = SimpleNamespace(
             model=stack, _model_forward=lambda: self.forward(), device=torch.device("cpu")
@@ -40,6 +41,8 @@ def worker(monkeypatch):
     module = "explorer.engine.vllm.worker"
     monkeypatch.setattr(internals, "worker_base", lambda: Base)
     monkeypatch.setattr(internals, "place", lambda: internals.Place(0, 1, 0, 1))
+    monkeypatch.setattr(internals, "attention_module", lambda attention: attention.attn)
+    monkeypatch.setattr(internals, "prepare_experts", lambda config: None)
     before = sys.modules.pop(module, None)
     made = importlib.import_module(module).ExplorerWorker()
     if before is None:
@@ -58,6 +61,8 @@ def worker(monkeypatch):
     made.uncompiled = []
     monkeypatch.setattr(internals, "run_uncompiled", lambda: made.uncompiled.append(len(made.steps)))
     monkeypatch.setattr(internals, "blocks", lambda runner, index: (made.steps[index][0], True, [index]))
+    step(made, nobody=[1, 2, 3])  # the first forward pass is the study's
+    made.uncompiled.clear()
     return made
 
 
@@ -190,7 +195,7 @@ def test_a_step_that_fails_leaves_no_hook(worker):
 
 
 def test_what_it_says_of_the_model(worker, monkeypatch):
-    impl = SimpleNamespace(scale=0.5, sliding_window=(3, 0), logits_soft_cap=0)
+    impl = SimpleNamespace(scale=0.5, sliding_window=(3, 0), logits_soft_cap=0, sinks=torch.tensor([1.0, 2.0]))
     for layer in worker.model_runner.model.model.layers:
         layer.self_attn.attn.impl = impl
     shared = torch.zeros(2, 8)
@@ -199,7 +204,8 @@ def test_what_it_says_of_the_model(worker, monkeypatch):
     assert seen["shape"] == vars(SHAPE)
     assert (seen["dtype"], seen["device"]) == ("float32", "cpu")
     assert seen["cache_bytes"] == 4 * (16 + 3)
-    assert seen["attention"] == [[layer, {"scale": 0.5, "window": 4, "softcap": None}] for layer in (0, 1)]
+    attention = {"scale": 0.5, "window": 4, "softcap": None, "slopes": None, "sinks": (1.0, 2.0)}
+    assert seen["attention"] == [[0, attention], [1, attention]]
     assert seen["shards"]["blocks.1.attn.o.hook_in"] == [0, 4, 4, 0]
 
 
@@ -240,8 +246,8 @@ def test_a_stage_has_taps_for_what_it_holds(stage):
 
 def _described(made):
     impl = SimpleNamespace(scale=0.5, sliding_window=None)
-    for layer in made._layers.values():
-        layer.self_attn.attn.impl = impl
+    for layer in made._parts.layers.values():
+        layer.attention.attn.impl = impl
     made.model_runner.kv_caches = []
     return made.explorer_describe()
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,23 +74,31 @@ def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
     config = read_config(path, options)
     options = choose(options, path, config, model_shape(config))
     progress("loading weights")
+    internals.import_class(architecture(config))
     return internals.construct(path, options)
 
 
 def describe(llm: Any) -> tuple[Model, list[dict[str, Shard]]]:
-    """The model as its workers see it, and which part of each hook point each of them holds.
+    """The model as its workers saw it in the first forward pass, and which part of each hook point each of them holds.
 
-    `BootError` for a hook point that none of them has.
+    `BootError` for a model that cannot be served, and for a hook point that none of them has.
     """
     workers = internals.rpc(llm, "explorer_describe")
+    for worker in workers:
+        if worker["refused"] is not None:
+            raise BootError(worker["refused"])
     seen = workers[0]
-    attention = {layer: Attention(**of_layer) for worker in workers for layer, of_layer in worker["attention"]}
+    missing = {name: reason for worker in workers for name, reason in worker["missing"].items()}
+    attention: dict[int, list[Attention]] = {}
+    for worker in workers:
+        for layer, of_layer in worker["attention"]:
+            attention.setdefault(layer, []).append(Attention(**of_layer))
     model = Model(
         shape=ModelShape(**seen["shape"]),
         dtype=getattr(torch, seen["dtype"]),
         max_model_len=internals.max_model_len(llm),
-        attention=tuple(attention[layer] for layer in sorted(attention)),
-        missing={},
+        attention=tuple(_attention(attention[layer]) for layer in sorted(attention)),
+        missing=missing,
         info={
             "engine": f"vllm {internals.version()}",
             "device": seen["device"],
@@ -100,13 +108,25 @@ def describe(llm: Any) -> tuple[Model, list[dict[str, Shard]]]:
             "cache_bytes": sum(worker["cache_bytes"] for worker in workers),
             "cache_keyword": "max_model_len" if internals.on_cpu() else "gpu_memory_utilization",
         },
+        # what is not shown to be one with a module's output is a hook of its own, and missing
+        apart=any(worker["apart"] for worker in workers) or any(name.endswith("hook_mlp_out") for name in missing),
     )
     shards = [{name: Shard(*shard) for name, shard in worker["shards"].items()} for worker in workers]
-    for point in Catalogue(model.shape, model.missing):
+    for point in Catalogue(model.shape, model.missing, apart=model.apart):
         tapped = point.available and not point.derived_from and point.component != "logits"
         if tapped and not any(point.name in of_worker for of_worker in shards):
             raise BootError(f"boot: no worker has a place for {point.name}; please report this")
     return model, shards
+
+
+def _attention(of_ranks: Sequence[Attention]) -> Attention:
+    """One layer's attention, of which each tensor-parallel worker knows its own heads."""
+
+    def joined(of_heads: list[tuple[float, ...] | None]) -> tuple[float, ...] | None:
+        return tuple(x for numbers in of_heads for x in numbers or ()) or None
+
+    slopes, sinks = joined([a.slopes for a in of_ranks]), joined([a.sinks for a in of_ranks])
+    return dataclasses.replace(of_ranks[0], slopes=slopes, sinks=sinks)
 
 
 def with_mode(options: dict[str, Any]) -> dict[str, Any]:
@@ -162,6 +182,8 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
             "boot: distributed_executor_backend='ray' needs GPUs; leave it out for processes of this machine"
         )
     if internals.on_cpu():
+        if getattr(config.get_text_config(), "kv_lora_rank", None) is not None:
+            options["compilation_config"] = _with_plain_rotary(options.get("compilation_config"))
         # vLLM would claim a fraction of the whole machine; enough for the longest prompt and one full batch will do.
         # It deals the cache out in blocks and keeps one for itself. Each worker has a cache, for what it holds.
         block = options.get("block_size", CPU_BLOCK)
@@ -183,6 +205,17 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
         "explorer": {"shape": dataclasses.asdict(shape), "code": code_hash()},
     }
     return options
+
+
+def _with_plain_rotary(asked: Any) -> dict[str, Any]:
+    """vLLM's settings for compilation, with rotary in PyTorch.
+
+    On a CPU vLLM's own rotary gives latent attention (DeepSeek) other numbers: log-probabilities off by 1.4 in 0.32.
+    """
+    if asked is not None and not isinstance(asked, dict):
+        raise BootError("boot: compilation_config must be a dict: for this model's latent attention an entry is added")
+    asked = asked or {}
+    return {**asked, "custom_ops": [*asked.get("custom_ops", ()), "-rotary_embedding"]}
 
 
 def code_hash() -> str:

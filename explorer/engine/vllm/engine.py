@@ -30,17 +30,25 @@ class VllmEngine:
             self._llm = construct(path, options, progress)
             self._watch = internals.Watch(self._llm)
             try:
-                self.model, self._shards = describe(self._llm)
                 progress("first forward pass")
+                self._first_pass()
+                self.model, self._shards = describe(self._llm)
                 self._warm_up()
             except BaseException:
                 internals.free(self._llm, at_once=True)
                 raise
 
+    def _first_pass(self) -> None:
+        """Some different tokens, for the worker to see what the model's hooks hold."""
+        ids = range(min(16, internals.max_model_len(self._llm) - 1, internals.vocabulary(self._llm)))
+        internals.add(self._llm, "first pass", ids, self._params(Request("first pass", tuple(ids))))
+        while not internals.step(self._llm):
+            pass
+
     def _warm_up(self) -> None:
         """Everything that is slow the first time: a prompt, a decode step, every hook, an edit, the head."""
         edit = RowEdit("blocks.0.hook_out", "scale", (0,), factor=1.0)
-        hooks = {name: None for shards in self._shards for name in shards}
+        hooks = {name: None for shards in self._shards for name in shards if name not in self.model.missing}
         ids = (0,) * min(16, self.model.max_model_len - 2)
         request = Request("warm-up", ids, (edit,), tuple(hooks), hold=True, max_new_tokens=2)
         self.logits(self.execute([request], lambda done, total: None, lambda: False)[0].head_rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import logging
 import multiprocessing.connection
 import os
@@ -32,6 +33,9 @@ SUPPORTED = ("0.20.2", "0.33")  # the oldest and the newest vLLM that this file 
 
 # vLLM's CPU worker replaces these for the whole process.
 _PATCHED = ((torch, "set_num_threads"), (torch.accelerator, "synchronize"), (torch.accelerator, "empty_cache"))
+
+# What vLLM's `support_torch_compile` puts into a class.
+_DECORATED = ("__init__", "__call__", "save_aot_compiled_function", "_ignore_compile_vllm")
 
 
 _PR_SET_PDEATHSIG = 1  # of Linux: a signal for when the thread that started this process ends
@@ -118,6 +122,36 @@ def device_of(worker: Any) -> torch.device:
     return worker.model_runner.device  # type: ignore[no-any-return]
 
 
+def prepare_experts(model_config: Any) -> None:
+    """Make the group of workers that share out experts, where the process's first model had none.
+
+    vLLM makes it together with the other groups, which all engines of a process share.
+    """
+    from vllm.distributed import parallel_state as groups
+
+    world = groups.get_world_group()
+    if model_config.is_moe and groups._EP is None and world.world_size == 1:
+        backend = torch.distributed.get_backend(world.device_group)
+        groups._EP = groups.init_model_parallel_group([[0]], world.local_rank, backend, group_name="ep")
+
+
+def give_class_back(decoder: nn.Module) -> None:
+    """Undo, for the rest of the process, what vLLM's Transformers backend did to one of transformers' classes.
+
+    It puts its own `__init__` and `__call__` into the class, and transformers can no longer build it. The decoder at
+    hand gets them in a class of its own.
+    """
+    decorated: Any = type(decoder)
+    if not decorated.__module__.startswith("transformers.") or "do_not_compile" not in vars(decoder):
+        return
+    put = {name: vars(decorated)[name] for name in _DECORATED if name in vars(decorated)}
+    decoder.__class__ = type(decorated.__name__, (decorated, decorated.__bases__[-1]), put)
+    decorated.__bases__ = decorated.__bases__[:-1]
+    for name in put:
+        delattr(decorated, name)
+    decorated.__init__ = inspect.getclosurevars(put["__init__"]).nonlocals["old_init"]
+
+
 def wrap_forward(runner: Any, around: Callable[[Callable[[], Any]], Any]) -> None:
     """Let `around(forward)` surround each forward pass of the model runner that vLLM built, V1 or V2."""
     if hasattr(runner, "_model_forward"):
@@ -193,8 +227,17 @@ def run_uncompiled() -> None:
     context.cudagraph_runtime_mode = CUDAGraphMode.NONE
 
 
-def attention_of(module: nn.Module) -> Attention:
+def attention_module(module: nn.Module) -> nn.Module | None:
+    """vLLM's `Attention` inside a layer's attention; None where it is of another kind (latent attention)."""
+    from vllm.model_executor.layers.attention.attention import Attention as VllmAttention
+
+    return next((m for m in module.modules() if isinstance(m, VllmAttention)), None)
+
+
+def attention_of(module: nn.Module | None) -> Attention:
     """How vLLM's `Attention` module treats its scores."""
+    if module is None:  # nothing is replayed
+        return Attention(scale=1.0)
     impl: Any = module.impl
     window = impl.sliding_window
     if isinstance(window, (tuple, list)):  # (left, right) as flash attention counts: the token itself comes on top
@@ -203,7 +246,13 @@ def attention_of(module: nn.Module) -> Attention:
         scale=float(impl.scale),
         window=int(window) if window is not None and window > 0 else None,
         softcap=float(impl.logits_soft_cap) if getattr(impl, "logits_soft_cap", None) else None,
+        slopes=_numbers(getattr(impl, "alibi_slopes", None)),
+        sinks=_numbers(getattr(impl, "sinks", None)),
     )
+
+
+def _numbers(of_heads: Any) -> tuple[float, ...] | None:
+    return None if of_heads is None else tuple(torch.as_tensor(of_heads).float().tolist())
 
 
 def parameter(model: nn.Module, name: str) -> tuple[torch.Tensor, dict[str, Any]] | None:
@@ -458,6 +507,18 @@ def _free_client(client: Any) -> None:
     gc.unfreeze()
 
 
+def import_class(architecture: str) -> None:
+    """Import a model's class, so that vLLM need not start a process to look at it.
+
+    vLLM does that lest a GPU be touched too early; on a CPU there is none.
+    """
+    from vllm import ModelRegistry
+
+    if on_cpu():
+        name = architecture if architecture in ModelRegistry.models else "TransformersForCausalLM"
+        ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+
+
 def construct(path: str, options: dict[str, Any]) -> Any:
     """`vllm.LLM`, sharing no module with another engine: what fails halfway is freed."""
     import vllm
@@ -569,6 +630,11 @@ def checkpoint(llm: Any) -> tuple[str, Any]:
 def max_model_len(llm: Any) -> int:
     """The longest prompt plus one generated token."""
     return int(llm.llm_engine.model_config.max_model_len)
+
+
+def vocabulary(llm: Any) -> int:
+    """How many different tokens there are."""
+    return int(llm.llm_engine.model_config.get_vocab_size())
 
 
 class Lifetime:

@@ -2,92 +2,202 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ...hooks import ModelShape
-from ..rows import Edited
-from ..taps import Attach, Handle, Handler, Tap, argument, normalized, output, replace
+from ..parts import Layer, Parts, columns, epsilon, subtracts_mean
+from ..taps import Attach, Handle, Handler, Tap, argument, flat, in_place, multiplied, normalized, output, replace
+from . import internals
 
 
-def find_taps(model: nn.Module, shape: ModelShape, eps: float) -> dict[str, Tap]:
-    """The taps of a Llama-shaped model: layers that return (delta, residual), norms called as norm(x, residual).
+class Convention(NamedTuple):
+    """What vLLM's models differ in and neither names nor signatures tell.
 
-    `shape` holds the heads and neurons of this worker. Modules of other pipeline stages have no taps here.
+    fused: layers return (delta, residual) and the stream is their sum; else the first of the two is the whole stream.
+    by_group: a fused projection keeps each key-value head's queries, key and value together; see `columns`.
     """
-    inner: Any = model.model
+
+    fused: bool
+    by_group: bool
+
+
+LLAMA = Convention(fused=True, by_group=False)
+
+
+def find_taps(parts: Parts, shape: ModelShape, convention: Convention = LLAMA) -> dict[str, Tap]:
+    """The taps of the modules that are here. `shape` counts the heads and neurons that are.
+
+    `hook_attn_out` and `hook_mlp_out` are among them also where they are one with the modules' own outputs.
+    """
     width = (shape.d_model,)
-    q, kv = shape.heads * shape.d_head, shape.kv_heads * shape.d_head
-    heads, kv_heads = (shape.heads, shape.d_head), (shape.kv_heads, shape.d_head)
     taps: dict[str, Tap] = {}
-    if is_here(inner.embed_tokens):
-        taps["embed.hook_out"] = Tap(output(inner.embed_tokens), width)
-    if is_here(inner.norm):
-        taps["ln_final.hook_normalized"] = Tap(normalized(inner.norm, eps, lambda args: args[0] + args[1]), width)
-    for i, layer in enumerate(inner.layers):
-        if not is_here(layer):
-            continue
-        attention, mlp = layer.self_attn, layer.mlp
-        taps |= {
-            f"blocks.{i}.hook_in": Tap(_stream_in(layer, first=1), width),
-            f"blocks.{i}.attn.q.hook_out": Tap(output(attention.qkv_proj, slice(0, q)), heads),
-            f"blocks.{i}.attn.k.hook_out": Tap(output(attention.qkv_proj, slice(q, q + kv)), kv_heads),
-            f"blocks.{i}.attn.v.hook_out": Tap(output(attention.qkv_proj, slice(q + kv, q + 2 * kv)), kv_heads),
-            f"blocks.{i}.attn.hook_rot_q": Tap(argument(attention.attn, 0), heads),
-            f"blocks.{i}.attn.hook_rot_k": Tap(argument(attention.attn, 1), kv_heads),
-            f"blocks.{i}.attn.o.hook_in": Tap(argument(attention.o_proj, 0), heads),
-            f"blocks.{i}.attn.hook_out": Tap(output(attention), width),
-            f"blocks.{i}.ln2.hook_in": Tap(_stream_in(layer.post_attention_layernorm, first=0), width),
-            f"blocks.{i}.mlp.out.hook_in": Tap(argument(mlp.down_proj, 0), (shape.d_mlp,)),
-            f"blocks.{i}.mlp.hook_out": Tap(output(mlp), width),
-            f"blocks.{i}.hook_out": Tap(_stream_out(layer), width),
-        }
+    if parts.embedding is not None:
+        taps["embed.hook_out"] = Tap(_embedded(parts, parts.embedding), width)
+    for i, layer in parts.layers.items():
+        taps |= {f"blocks.{i}.{name}": tap for name, tap in _in_layer(layer, shape, convention).items()}
+    if parts.norm is not None:
+        norm, like = parts.norm, next(parts.norm.parameters())
+        last = normalized(norm, epsilon(norm), lambda args: stream(args, convention.fused), subtracts_mean(norm, like))
+        taps["ln_final.hook_normalized"] = Tap(last, width)
     return taps
 
 
-def is_here(module: nn.Module) -> bool:
-    """Whether this worker has the module: vLLM puts an Identity where another pipeline stage has it."""
-    return not isinstance(module, nn.Identity)
+def _in_layer(layer: Layer, shape: ModelShape, convention: Convention) -> dict[str, Tap]:
+    width, heads, kv_heads = (shape.d_model,), (shape.heads, shape.d_head), (shape.kv_heads, shape.d_head)
+    attention, mlp, fused = output(layer.out), output(layer.mlp), convention.fused
+    taps = {
+        "hook_in": Tap(stream_in(layer.block, fused), width),
+        "attn.hook_out": Tap(attention, width),
+        "hook_attn_out": Tap(_added(attention, layer.attention_norm, layer.multiplier), width),
+        "mlp.hook_out": Tap(mlp, width),
+        "hook_mlp_out": Tap(_added(mlp, layer.mlp_norm, layer.multiplier), width),
+        "hook_out": Tap(stream_out(layer.block, fused), width),
+    }
+    kernel = internals.attention_module(layer.attention)
+    if kernel is not None and layer.qkv:
+        q, k, v = _projections(layer.qkv, shape, convention.by_group)
+        taps |= {
+            "attn.q.hook_out": Tap(q, heads),
+            "attn.k.hook_out": Tap(k, kv_heads),
+            "attn.v.hook_out": Tap(v, kv_heads),
+            "attn.hook_rot_q": Tap(passed(kernel, 0), heads),
+            "attn.hook_rot_k": Tap(passed(kernel, 1), kv_heads),
+            "attn.o.hook_in": Tap(argument(layer.out, 0), heads),
+        }
+    if layer.middle is not None:
+        taps["ln2.hook_in"] = Tap(stream_in(layer.middle, fused) if fused else in_place(layer.middle), width)
+    if layer.down is not None:
+        taps["mlp.out.hook_in"] = Tap(argument(layer.down, 0), (shape.d_mlp,))
+    return taps
 
 
-def _stream_in(module: nn.Module, first: int) -> Attach:
-    """The residual stream that a module reads as two arguments (delta, residual), the first of them at `first`.
+def _embedded(parts: Parts, embedding: nn.Module) -> Attach:
+    """The embedding as transformers' module returns it: Gemma's is scaled, by vLLM only after the module."""
+    if hasattr(parts.inner, "normalizer") and 0 in parts.layers:
+        return stream_in(parts.layers[0].block, fused=False, first=True)
+    return output(embedding)
 
-    A layer's very first residual is None: the delta is the whole stream then.
-    """
+
+def _projections(qkv: Sequence[nn.Module], shape: ModelShape, by_group: bool) -> tuple[Attach, Attach, Attach]:
+    if len(qkv) == 3:
+        q, k, v = map(output, qkv)
+    else:
+        q, k, v = (output(qkv[0], part) for part in columns(shape.heads, shape.kv_heads, shape.d_head, by_group))
+    return q, k, v
+
+
+def _added(out: Attach, norm: nn.Module | None, multiplier: float) -> Attach:
+    """What a module's output is when it is added to the stream."""
+    added = out if norm is None else output(norm)
+    return added if multiplier == 1 else multiplied(added, multiplier)
+
+
+# the stream: one tensor, or two that are yet to be added
+
+
+def stream(values: Sequence[Any], fused: bool) -> torch.Tensor:
+    """The stream among the arguments or results of a module."""
+    terms = [values[place] for place in _places(dict(enumerate(values)), fused)]
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+def stream_in(module: nn.Module, fused: bool, first: bool = False) -> Attach:
+    """The stream that a module reads. With `first` this comes before what else reads it there."""
 
     def attach(handler: Handler) -> Handle:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
-            delta, residual = args[first], args[first + 1]
-            edited = handler(delta if residual is None else delta + residual)
-            if edited is None:
-                return None
-            pair = (replace(delta, edited), None) if residual is None else _split(delta, residual, edited)
-            return (*args[:first], *pair, *args[first + 2 :])
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            new = _rewritten({**dict(enumerate(args)), **kwargs}, fused, handler)
+            return (
+                None if new is None else (tuple(new[i] for i in range(len(args))), {name: new[name] for name in kwargs})
+            )
 
-        return module.register_forward_pre_hook(hook)
+        return module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first)
 
     return attach
 
 
-def _stream_out(layer: nn.Module) -> Attach:
-    """The residual stream after a layer that returns (delta, residual)."""
+def stream_out(module: nn.Module, fused: bool) -> Attach:
+    """The stream that a module puts out."""
 
     def attach(handler: Handler) -> Handle:
-        def hook(_: nn.Module, __: Any, out: tuple[torch.Tensor, torch.Tensor]) -> Any:
-            edited = handler(out[0] + out[1])
-            return None if edited is None else _split(*out, edited)
+        def hook(_: nn.Module, __: Any, out: Any) -> Any:
+            new = _rewritten(dict(enumerate(out if isinstance(out, tuple) else (out,))), fused, handler)
+            return new if new is None else tuple(new.values()) if isinstance(out, tuple) else new[0]
 
-        return layer.register_forward_hook(hook)
+        return module.register_forward_hook(hook)
 
     return attach
 
 
-def _split(delta: torch.Tensor, residual: torch.Tensor, edited: Edited) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write edited rows whole into the residual and zero their delta: the next norm adds the two, exactly.
+def _places(values: Mapping[Any, Any], fused: bool) -> list[Any]:
+    """Where the stream is: the first tensor of numbers, and the next one like it if the two are yet to be added.
 
-    Writing (edited - residual) into the delta instead would lose the edit in bf16 wherever the residual is large.
+    A model's very first layer has no second one: there the first is the whole stream.
     """
-    return delta.index_fill(0, edited[0], 0), replace(residual, edited)
+    numbers = [k for k, x in values.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    alike = [k for k in numbers if values[k].shape == values[numbers[0]].shape]
+    return alike[: 2 if fused else 1]
+
+
+def _rewritten(values: dict[Any, Any], fused: bool, handler: Handler) -> dict[Any, Any] | None:
+    """`values` with the stream as the handler left it; None when it left all as it was.
+
+    Of two tensors the edited rows are written whole into the second and zeroed in the first: what adds the two gets
+    them exactly. Writing (edited - second) into the first would lose the edit in bf16 wherever the stream is large.
+    """
+    *deltas, whole = _places(values, fused)
+    edited = handler(flat(values[whole] if not deltas else values[deltas[0]] + values[whole]))
+    if edited is None:
+        return None
+    zeroed = {place: _zeroed(values[place], edited[0]) for place in deltas}
+    return values | zeroed | {whole: replace(values[whole], edited)}
+
+
+def _zeroed(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return flat(x).index_fill(0, index, 0).reshape(x.shape)
+
+
+# what attention reads
+
+_readers: weakref.WeakKeyDictionary[nn.Module, list[tuple[int, Handler]]] = weakref.WeakKeyDictionary()
+
+
+class _Passed(NamedTuple):
+    """Takes a reader of a module's arguments away again."""
+
+    module: nn.Module
+    reader: tuple[int, Handler]
+
+    def remove(self) -> None:
+        _readers[self.module].remove(self.reader)
+        if not _readers[self.module]:
+            del _readers[self.module], self.module.__dict__["forward"]
+
+
+def passed(module: nn.Module, position: int) -> Attach:
+    """One positional argument of a module that some models call through `.forward`, where no hook fires."""
+
+    def attach(handler: Handler) -> Handle:
+        if module not in _readers:
+            module.__dict__["forward"] = _reading(module, module.forward)
+        _readers.setdefault(module, []).append((position, handler))
+        return _Passed(module, (position, handler))
+
+    return attach
+
+
+def _reading(module: nn.Module, forward: Any) -> Any:
+    def read(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        for position, handler in _readers[module]:
+            edited = handler(flat(given[position], 1))
+            if edited is not None:
+                given[position] = replace(given[position], edited, 1)
+        return forward(*given, **kwargs)
+
+    return read

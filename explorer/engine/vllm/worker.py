@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
+from ...errors import BootError
 from ...hooks import Catalogue, ModelShape
 from ...resolve import RowEdit
+from ..parts import find_parts
 from ..rows import Held, Rows, Span, join
 from . import internals
 from .blocks import Blocks, may_spoil
 from .shards import cut, shard_of
-from .taps import find_taps, is_here
+from .study import judge, read
+from .taps import find_taps
 from .wire import pack, unpack, unpack_edit
 
 
@@ -35,24 +38,22 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load as vLLM does, then find the taps and wrap the forward pass. The model itself is not touched."""
         internals.ignore_interrupts()
+        internals.prepare_experts(self.vllm_config.model_config)
         super().load_model(*args, **kwargs)
-        config = self.vllm_config.model_config.hf_text_config
-        model = self.model_runner.model
-        self._layers = {i: layer for i, layer in enumerate(model.model.layers) if is_here(layer)}
-        attention = next(iter(self._layers.values())).self_attn.attn
         whole = ModelShape(**self.vllm_config.additional_config["explorer"]["shape"])
-        self._shape = replace(whole, d_head=attention.head_size)  # some of vLLM's models ignore the configuration's
         self._place = place = internals.place()
-        here = replace(
-            self._shape,
-            heads=attention.num_heads,
-            kv_heads=attention.num_kv_heads,
-            d_mlp=whole.d_mlp // place.ranks,
-        )
-        self._taps = find_taps(model, here, config.rms_norm_eps)
-        if not place.first_stage:  # tied to the head, the embedding may be there too, but nothing calls it
-            self._taps.pop("embed.hook_out", None)
-        catalogue = Catalogue(self._shape)
+        self._parts = find_parts(self.model_runner.model)
+        internals.give_class_back(self._parts.inner)
+        # some models have the embedding and the norm in every stage, but nothing calls them there
+        if not place.first_stage:
+            self._parts = replace(self._parts, embedding=None)
+        if not place.last_stage:
+            self._parts = replace(self._parts, norm=None)
+        self._shape, self._here = self._sizes(whole)
+        self._taps = find_taps(self._parts, self._here)
+        self._missing: dict[str, str] | None = None  # the first forward pass shows it
+        self._refused: str | None = None
+        catalogue = Catalogue(self._shape, apart=True)
         self._shards = {
             name: shard_of(catalogue[name].shape[0], tap.shape[0], place.rank, place.ranks)
             for name, tap in self._taps.items()
@@ -65,16 +66,45 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         internals.wrap_forward(self.model_runner, self._step)
         self._head = internals.wrap_head(self.model_runner, self._keep_logits)
 
+    def _sizes(self, configured: ModelShape) -> tuple[ModelShape, ModelShape]:
+        """The sizes of the model, and of what is held here, as the modules have them.
+
+        Some of vLLM's models ignore the configuration's.
+        """
+        layers = self._parts.layers.values()
+        attention = next((m for m in (internals.attention_module(layer.attention) for layer in layers) if m), None)
+        down = next((layer.down for layer in layers if layer.down is not None), None)
+        here = replace(
+            configured,
+            d_head=getattr(attention, "head_size", configured.d_head),
+            heads=getattr(attention, "num_heads", configured.heads),
+            kv_heads=getattr(attention, "num_kv_heads", configured.kv_heads),
+            d_mlp=getattr(down, "input_size_per_partition", configured.d_mlp),
+        )
+        whole = replace(here, d_mlp=getattr(down, "input_size", configured.d_mlp))
+        if self._place.ranks > 1:
+            whole = replace(whole, heads=configured.heads, kv_heads=configured.kv_heads)
+        return whole, here
+
     # what the engine asks for
 
     def explorer_describe(self) -> dict[str, Any]:
-        """Sizes, dtype and device of the model, how each layer's attention treats its scores, and what is held here."""
+        """Sizes, dtype and device of the model, how each layer's attention treats its scores, and what is held here.
+
+        Once there was a forward pass also which hooks are missing, or why the model is refused.
+        """
         return {
             "shape": vars(self._shape),
+            "missing": self._missing,
+            "apart": self._parts.apart,
+            "refused": self._refused,
             "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
             "device": str(internals.device_of(self)),
             "cache_bytes": internals.cache_bytes(self.model_runner),
-            "attention": [[i, vars(internals.attention_of(layer.self_attn.attn))] for i, layer in self._layers.items()],
+            "attention": [
+                [i, vars(internals.attention_of(internals.attention_module(layer.attention)))]
+                for i, layer in self._parts.layers.items()
+            ],
             "shards": {name: list(astuple(shard)) for name, shard in self._shards.items()},
         }
 
@@ -139,6 +169,16 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
 
     # what happens in a step
 
+    def _study(self, forward: Callable[[], Any]) -> Any:
+        """The first forward pass: every hook point is read, to see by which convention and which are missing."""
+        internals.run_uncompiled()
+        result, reading = read(self._parts, self._here, forward)
+        try:
+            self._taps, self._missing = judge(self._parts, self._here, reading, self._place.ranks)
+        except BootError as error:
+            self._refused = str(error)
+        return result
+
     def _step(self, forward: Callable[[], Any]) -> Any:
         self._spans = []
         for extra, row, count, start in internals.scheduled(self.model_runner):
@@ -153,7 +193,8 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             for name, spans in work.items():
                 handle = self._taps[name].attach(partial(self._rows.handle, name, spans))
                 attached.callback(handle.remove)
-            hidden = forward()
+            unknown = self._missing is None and self._refused is None
+            hidden = self._study(forward) if unknown and self._spans else forward()
         outputs = internals.stage_outputs(hidden)
         for i, span in enumerate(self._spans):
             if span is not None:
