@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ..errors import BootError
+from .taps import Attach, Columns
 
 # Each tuple is tried in order; the first name that a module has is taken.
 INNER = ("model", "transformer", "gpt_neox", "language_model", "decoder")
@@ -24,7 +25,8 @@ DOWN = ("down_proj", "c_proj", "dense_4h_to_h", "fc_out", "fc2")
 MLP_NORM = ("post_feedforward_layernorm",)
 MIDDLE = ("post_attention_layernorm", "ln_2", "final_layer_norm")
 
-Columns = slice | torch.Tensor  # which columns of a projection's output
+# How to attach to the queries (0), keys (1) and values (2) that an attention module reads.
+Reads = Callable[[int], Attach]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Layer:
     """One decoder layer.
 
     out: attention's output projection: it reads z, and its output is attention's.
+    reads: how to attach to what attention reads; None where that is not queries and keys head by head.
     qkv: one fused projection, or three; none where keys and values are latent.
     mlp: the module whose output is the MLP's: its down projection, or the whole sparse block.
     down: the projection that reads the neurons; None in a mixture of experts.
@@ -43,6 +46,7 @@ class Layer:
 
     block: nn.Module
     attention: nn.Module
+    reads: Reads | None
     qkv: tuple[nn.Module, ...]
     out: nn.Module
     mlp: nn.Module
@@ -76,7 +80,7 @@ class Parts:
         return any(layer.apart for layer in self.layers.values())
 
 
-def find_parts(model: nn.Module) -> Parts:
+def find_parts(model: nn.Module, reads: Callable[[nn.Module], Reads | None]) -> Parts:
     """The parts of a causal language model; `BootError` names what was not found."""
     inner = model
     while not isinstance(_first(inner, LAYERS), nn.ModuleList):
@@ -85,12 +89,12 @@ def find_parts(model: nn.Module) -> Parts:
     return Parts(
         inner,
         _here(_need(inner, EMBEDDING, "token embedding")),
-        {i: _layer(block) for i, block in enumerate(layers.children()) if _here(block) is not None},
+        {i: _layer(block, reads) for i, block in enumerate(layers.children()) if _here(block) is not None},
         _here(_need(inner, FINAL_NORM, "final norm")),
     )
 
 
-def _layer(block: nn.Module) -> Layer:
+def _layer(block: nn.Module, reads: Callable[[nn.Module], Reads | None]) -> Layer:
     attention = _need(block, ATTENTION, "attention")
     fused = _first(attention, FUSED)
     separate = [getattr(attention, name, None) for name in SEPARATE]
@@ -106,6 +110,7 @@ def _layer(block: nn.Module) -> Layer:
     return Layer(
         block=block,
         attention=attention,
+        reads=reads(attention),
         qkv=(fused,) if fused is not None else tuple(m for m in separate if m is not None) if all(separate) else (),
         out=_need(attention, OUT, "output projection"),
         mlp=mlp,

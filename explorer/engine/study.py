@@ -1,15 +1,23 @@
-"""What one forward pass shows of a model: whether its stream adds up as the hooks say, and which hooks it lacks."""
+"""What one forward pass shows of a model: how its stream adds up, and which hook points it lacks, with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..errors import BootError
-from .parts import Layer, Parts
+from ..hooks import ModelShape
+from .parts import Layer, Parts, first_of
+from .points import Convention, find_taps
+from .taps import Handler, Tap, output
 
 # Why a hook point is not there.
+LAYOUT = "where queries, keys and values are in their fused projection is not known"
 LATENT = "multi-head latent attention compresses queries, keys and values; they are not there head by head"
 NO_ROTARY = "this layer has no rotary embedding: attention reads the queries and keys as they are projected"
 NOT_ADDED = "what these modules put out is not what this layer adds to the stream, and what comes between is not known"
@@ -21,6 +29,86 @@ LATENT_HOOKS = (
     *("attn.q.hook_out", "attn.k.hook_out", "attn.v.hook_out", "attn.hook_rot_q", "attn.hook_rot_k"),
     *("attn.hook_attn_scores", "attn.hook_pattern", "attn.o.hook_in"),
 )
+PROJECTED = ("attn.q.hook_out", "attn.k.hook_out", "attn.v.hook_out")
+
+Rows = dict[str, torch.Tensor]  # hook point -> the rows `(rows, width)` that it held
+
+
+@dataclass
+class Reading:
+    """What every hook point held in one pass."""
+
+    seen: dict[Convention, Rows]
+    values: Rows  # what attention read as values
+    end: Rows  # what the final norm put out
+
+
+def read(
+    parts: Parts, shape: ModelShape, tried: Sequence[Convention], forward: Callable[[], Any]
+) -> tuple[Any, Reading]:
+    """Run a forward pass and read every hook point by every convention tried; what `forward` returned comes first."""
+    reading = Reading({convention: {} for convention in tried}, {}, {})
+    with ExitStack() as attached:
+        for convention, rows in reading.seen.items():
+            for name, tap in find_taps(parts, shape, convention).items():
+                attached.callback(tap.attach(_keep(rows, name)).remove)
+        for i, layer in parts.layers.items():
+            if layer.reads is not None and layer.qkv:
+                attached.callback(layer.reads(2)(_keep(reading.values, f"blocks.{i}.attn.v.hook_out")).remove)
+        if parts.norm is not None:
+            attached.callback(output(parts.norm)(_keep(reading.end, "norm")).remove)
+        return forward(), reading
+
+
+def judge(parts: Parts, shape: ModelShape, reading: Reading) -> tuple[dict[str, Tap], dict[str, str]]:
+    """The taps by the convention under which fewest hook points are missing, and these with their reasons.
+
+    `BootError` when the stream can be followed by no convention.
+    """
+    layouts = [c for c, rows in reading.seen.items() if all(same(rows.get(n), v) for n, v in reading.values.items())]
+    layout = (layouts or list(reading.seen))[0]
+    projected = {name: rows for name, rows in reading.seen[layout].items() if name.endswith(PROJECTED)}
+    found: list[tuple[dict[str, str], bool]] = []
+    refused: list[BootError] = []
+    for convention, rows in reading.seen.items():
+        try:
+            _check_end(parts, rows, reading.end.get("norm"))
+            found.append((missing_hooks(parts, rows | projected), convention.fused))
+        except BootError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    missing, fused = min(found, key=lambda each: len(each[0]))
+    if not layouts:
+        missing |= dict.fromkeys(projected, LAYOUT)
+    taps = find_taps(parts, shape, Convention(fused, layout.by_group))
+    return taps, missing | _unlike(taps, reading.seen[layout])
+
+
+def _unlike(taps: Mapping[str, Tap], rows: Rows) -> dict[str, str]:
+    """Hook points that did not fire, or fired with another width than all layers should have."""
+    wrong = {name: SILENT for name in taps if name not in rows}
+    for name, tap in taps.items():
+        width = math.prod(tap.shape)
+        if name in rows and rows[name].shape[1] != width:
+            wrong[name] = f"it is {rows[name].shape[1]} wide here and not {width}, as in other layers"
+    return wrong
+
+
+def _check_end(parts: Parts, seen: Rows, normed: torch.Tensor | None) -> None:
+    """`BootError` unless the final norm reads the last layer's stream."""
+    if parts.norm is None or normed is None:
+        return
+    want = first_of(parts.norm(seen[f"blocks.{max(parts.layers)}.hook_out"])).float()
+    if (normed.float() - want).abs().max() > 16 * torch.finfo(normed.dtype).eps * want.abs().max():
+        raise BootError(f"boot: {type(parts.inner).__name__} is not served: its final norm does not read the stream")
+
+
+def _keep(rows: Rows, name: str) -> Handler:
+    def keep(x: torch.Tensor) -> None:
+        rows[name] = x.clone()
+
+    return keep
 
 
 def missing_hooks(parts: Parts, seen: Mapping[str, torch.Tensor]) -> dict[str, str]:

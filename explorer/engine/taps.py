@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from .parts import Columns
 from .rows import Edited
 
 
@@ -25,6 +24,7 @@ class Handle(Protocol):
 
 Handler = Callable[[torch.Tensor], "Edited | None"]  # given a hook point's rows `(rows, width)`
 Attach = Callable[[Handler], Handle]
+Columns = slice | torch.Tensor  # which columns of a projection's output
 
 
 @dataclass(frozen=True)

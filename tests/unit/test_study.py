@@ -8,8 +8,10 @@ from torch import nn
 
 from explorer.engine import study
 from explorer.engine.parts import columns, find_parts, subtracts_mean
+from explorer.engine.study import judge, read
 from explorer.engine.vllm import internals
-from explorer.engine.vllm.study import judge, read
+from explorer.engine.vllm.reads import TRIED, reads
+from explorer.engine.vllm.shards import partial_sums
 from explorer.errors import BootError
 
 from .stack import (
@@ -37,8 +39,8 @@ def attention(monkeypatch):
 
 
 def studied(stack):
-    before, parts = stack.hooks(), find_parts(stack)
-    out, reading = read(parts, SHAPE, lambda: stack(IDS))
+    before, parts = stack.hooks(), find_parts(stack, reads)
+    out, reading = read(parts, SHAPE, TRIED, lambda: stack(IDS))
     assert stack.hooks() == before
     return out, *judge(parts, SHAPE, reading)
 
@@ -63,7 +65,7 @@ def test_each_shape_of_layer(dtype, layer, missing, apart):
     out, taps, found = studied(stack)
     assert torch.equal(out, plain)
     assert found == {f"blocks.{i}.{name}": reason for i in range(2) for name, reason in missing.items()}
-    assert find_parts(stack).apart is apart
+    assert find_parts(stack, reads).apart is apart
     seen = {}
     for name, tap in taps.items():
         tap.attach(lambda x, name=name: seen.update({name: x.clone()}))
@@ -92,10 +94,7 @@ def test_no_rotary():
 def test_sums_that_are_not_whole_yet():
     stack = Stack(layer=Parallel)
     stack.model.layers[1].self_attn.o_proj.reduce_results = False
-    parts = find_parts(stack)
-    _, reading = read(parts, SHAPE, lambda: stack(IDS))
-    one, two = (judge(parts, SHAPE, reading, ranks)[1] for ranks in (1, 2))
-    assert set(two) - set(one) == {"blocks.1.attn.hook_out", "blocks.1.hook_attn_out"}
+    assert set(partial_sums(find_parts(stack, reads))) == {"blocks.1.attn.hook_out", "blocks.1.hook_attn_out"}
 
 
 def test_a_stream_that_cannot_be_followed():
@@ -107,8 +106,8 @@ def test_a_stream_that_cannot_be_followed():
 
 def test_a_last_norm_that_reads_something_else():
     stack = Stack(layer=OneTensor)
-    parts = find_parts(stack)
-    _, reading = read(parts, SHAPE, lambda: stack(IDS))
+    parts = find_parts(stack, reads)
+    _, reading = read(parts, SHAPE, TRIED, lambda: stack(IDS))
     judge(parts, SHAPE, reading)
     reading.end["norm"][2, 3] += 0.01
     with pytest.raises(BootError, match="Inner is not served: its final norm does not read the stream"):
@@ -136,7 +135,7 @@ def test_parts_that_are_not_found(name):
     stack = Stack()
     delattr(stack.model, name)
     with pytest.raises(BootError, match=r"boot: (Inner|Stack) is not served: no .* found among"):
-        find_parts(stack)
+        find_parts(stack, reads)
 
 
 def test_columns_by_group():

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from explorer.engine.parts import find_parts
+from explorer.engine.points import Convention, find_taps
 from explorer.engine.vllm import internals
-from explorer.engine.vllm.taps import Convention, find_taps
+from explorer.engine.vllm.reads import reads
 from explorer.hooks import Catalogue
 
 from .stack import SHAPE, NormsOnly, OneTensor, PostNorms, Stack
@@ -30,7 +31,7 @@ def stack(request) -> Stack:
 
 def run(stack: Stack, edits=None, read=(), fused=True) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A forward pass with `edits`: hook -> (index, rows), and copies of what the hooks of `read` held."""
-    taps, seen, handles = find_taps(find_parts(stack), SHAPE, Convention(fused, by_group=False)), {}, []
+    taps, seen, handles = find_taps(find_parts(stack, reads), SHAPE, Convention(fused, by_group=False)), {}, []
 
     def handler(name):
         def handle(x):
@@ -51,7 +52,7 @@ def run(stack: Stack, edits=None, read=(), fused=True) -> tuple[torch.Tensor, di
 
 
 def test_there_is_a_tap_for_every_hook_with_its_shape(stack):
-    taps = find_taps(find_parts(stack), SHAPE)
+    taps = find_taps(find_parts(stack, reads), SHAPE)
     assert {name: tap.shape for name, tap in taps.items()} == {p.name: p.shape for p in TAPPED} | ADDED
     assert stack.hooks() == 0
 
@@ -135,7 +136,7 @@ def test_only_the_columns_of_the_projection_change():
     before = run(stack, read=["blocks.0.attn.q.hook_out", "blocks.0.attn.k.hook_out", "blocks.0.attn.v.hook_out"])[1]
     projected = []
     handle = stack.model.layers[0].self_attn.attn.register_forward_pre_hook(lambda _, args: projected.append(args))
-    taps = find_taps(find_parts(stack), SHAPE)
+    taps = find_taps(find_parts(stack, reads), SHAPE)
     tap = taps["blocks.0.attn.k.hook_out"].attach(lambda x: (torch.tensor([1]), torch.zeros(1, 4)))
     stack(IDS)
     tap.remove()

@@ -9,6 +9,9 @@ import torch
 
 from ...errors import EngineError
 from ...resolve import RowEdit
+from ..parts import Parts
+
+PARTIAL = "each tensor-parallel worker has only its share of this sum; tensor_parallel_size=1 has it whole"
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,17 @@ def agree(pieces: Sequence[tuple[Shard, torch.Tensor]]) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def partial_sums(parts: Parts) -> dict[str, str]:
+    """Outputs that vLLM sums over the workers only after the module, together with others."""
+    return {
+        f"blocks.{i}.{name}": PARTIAL
+        for i, layer in parts.layers.items()
+        for module, names in (
+            (layer.out, ("attn.hook_out", "hook_attn_out")),
+            (layer.mlp, ("mlp.hook_out", "hook_mlp_out")),
+        )
+        if not getattr(module, "reduce_results", True)
+        for name in names
+    }

@@ -15,12 +15,13 @@ from ...errors import BootError
 from ...hooks import Catalogue, ModelShape
 from ...resolve import RowEdit
 from ..parts import find_parts
+from ..points import find_taps
 from ..rows import Held, Rows, Span, join
+from ..study import judge, read
 from . import internals
 from .blocks import Blocks, may_spoil
-from .shards import cut, shard_of
-from .study import judge, read
-from .taps import find_taps
+from .reads import TRIED, reads
+from .shards import cut, partial_sums, shard_of
 from .wire import pack, unpack, unpack_edit
 
 
@@ -42,7 +43,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         super().load_model(*args, **kwargs)
         whole = ModelShape(**self.vllm_config.additional_config["explorer"]["shape"])
         self._place = place = internals.place()
-        self._parts = find_parts(self.model_runner.model)
+        self._parts = find_parts(self.model_runner.model, reads)
         internals.give_class_back(self._parts.inner)
         # some models have the embedding and the norm in every stage, but nothing calls them there
         if not place.first_stage:
@@ -172,9 +173,10 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
     def _study(self, forward: Callable[[], Any]) -> Any:
         """The first forward pass: every hook point is read, to see by which convention and which are missing."""
         internals.run_uncompiled()
-        result, reading = read(self._parts, self._here, forward)
+        result, reading = read(self._parts, self._here, TRIED, forward)
         try:
-            self._taps, self._missing = judge(self._parts, self._here, reading, self._place.ranks)
+            self._taps, missing = judge(self._parts, self._here, reading)
+            self._missing = missing | (partial_sums(self._parts) if self._place.ranks > 1 else {})
         except BootError as error:
             self._refused = str(error)
         return result

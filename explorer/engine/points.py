@@ -1,24 +1,22 @@
-"""Where each hook point is in vLLM's modules, and vLLM's own shape of the residual stream."""
+"""Where each hook point is in a model's modules, and the shapes that a residual stream has there."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ...hooks import ModelShape
-from ..parts import Layer, Parts, columns, epsilon, subtracts_mean
-from ..taps import Attach, Handle, Handler, Tap, argument, flat, in_place, multiplied, normalized, output, replace
-from . import internals
+from ..hooks import ModelShape
+from .parts import Layer, Parts, columns, epsilon, subtracts_mean
+from .taps import Attach, Handle, Handler, Tap, argument, flat, in_place, multiplied, normalized, output, replace
 
 
 class Convention(NamedTuple):
-    """What vLLM's models differ in and neither names nor signatures tell.
+    """What models differ in and neither names nor signatures tell.
 
-    fused: layers return (delta, residual) and the stream is their sum; else the first of the two is the whole stream.
+    fused: layers return (delta, residual), as many of vLLM's do, and the stream is their sum; else it is the first.
     by_group: a fused projection keeps each key-value head's queries, key and value together; see `columns`.
     """
 
@@ -58,15 +56,14 @@ def _in_layer(layer: Layer, shape: ModelShape, convention: Convention) -> dict[s
         "hook_mlp_out": Tap(_added(mlp, layer.mlp_norm, layer.multiplier), width),
         "hook_out": Tap(stream_out(layer.block, fused), width),
     }
-    kernel = internals.attention_module(layer.attention)
-    if kernel is not None and layer.qkv:
+    if layer.reads is not None and layer.qkv:
         q, k, v = _projections(layer.qkv, shape, convention.by_group)
         taps |= {
             "attn.q.hook_out": Tap(q, heads),
             "attn.k.hook_out": Tap(k, kv_heads),
             "attn.v.hook_out": Tap(v, kv_heads),
-            "attn.hook_rot_q": Tap(passed(kernel, 0), heads),
-            "attn.hook_rot_k": Tap(passed(kernel, 1), kv_heads),
+            "attn.hook_rot_q": Tap(layer.reads(0), heads),
+            "attn.hook_rot_k": Tap(layer.reads(1), kv_heads),
             "attn.o.hook_in": Tap(argument(layer.out, 0), heads),
         }
     if layer.middle is not None:
@@ -160,44 +157,3 @@ def _rewritten(values: dict[Any, Any], fused: bool, handler: Handler) -> dict[An
 
 def _zeroed(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return flat(x).index_fill(0, index, 0).reshape(x.shape)
-
-
-# what attention reads
-
-_readers: weakref.WeakKeyDictionary[nn.Module, list[tuple[int, Handler]]] = weakref.WeakKeyDictionary()
-
-
-class _Passed(NamedTuple):
-    """Takes a reader of a module's arguments away again."""
-
-    module: nn.Module
-    reader: tuple[int, Handler]
-
-    def remove(self) -> None:
-        _readers[self.module].remove(self.reader)
-        if not _readers[self.module]:
-            del _readers[self.module], self.module.__dict__["forward"]
-
-
-def passed(module: nn.Module, position: int) -> Attach:
-    """One positional argument of a module that some models call through `.forward`, where no hook fires."""
-
-    def attach(handler: Handler) -> Handle:
-        if module not in _readers:
-            module.__dict__["forward"] = _reading(module, module.forward)
-        _readers.setdefault(module, []).append((position, handler))
-        return _Passed(module, (position, handler))
-
-    return attach
-
-
-def _reading(module: nn.Module, forward: Any) -> Any:
-    def read(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        for position, handler in _readers[module]:
-            edited = handler(flat(given[position], 1))
-            if edited is not None:
-                given[position] = replace(given[position], edited, 1)
-        return forward(*given, **kwargs)
-
-    return read
