@@ -510,7 +510,7 @@ def _build(
 ) -> Engine:
     options = {name: value for name, value in options.items() if value is not None}
     if engine == "transformers":
-        from .engine.transformers import TransformersEngine
+        from .engine.transformers.engine import TransformersEngine
 
         return TransformersEngine(path, options, stop_ids, progress)
     from .engine.vllm.engine import VllmEngine

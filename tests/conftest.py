@@ -12,7 +12,7 @@ from . import tiny
 # The families that each engine serves so far.
 SERVED = {
     "vllm": tuple(tiny.FAMILIES),
-    "transformers": ("llama", "mistral", "qwen2", "qwen3", "phi3"),
+    "transformers": tuple(tiny.FAMILIES),
 }
 
 

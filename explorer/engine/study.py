@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from ..analysis.attention import pattern
 from ..errors import BootError
 from ..hooks import ModelShape
 from .parts import Layer, Parts, first_of
 from .points import Convention, find_taps
+from .protocol import Attention
 from .taps import Handler, Tap, output
 
 # Why a hook point is not there.
@@ -21,6 +23,7 @@ LAYOUT = "where queries, keys and values are in their fused projection is not kn
 LATENT = "multi-head latent attention compresses queries, keys and values; they are not there head by head"
 NO_ROTARY = "this layer has no rotary embedding: attention reads the queries and keys as they are projected"
 NOT_ADDED = "what these modules put out is not what this layer adds to the stream, and what comes between is not known"
+NOT_REPLAYED = "the pattern replayed from its queries and keys is not the one that its attention used"
 PARALLEL = "attention and MLP read the same stream (a parallel block): there is none between them"
 SILENT = "its module did not run in a forward pass"
 SPARSE = "the MLP is a mixture of experts: a token has no one row of neurons"
@@ -60,9 +63,12 @@ def read(
         return forward(), reading
 
 
-def judge(parts: Parts, shape: ModelShape, reading: Reading) -> tuple[dict[str, Tap], dict[str, str]]:
+def judge(
+    parts: Parts, shape: ModelShape, reading: Reading, attention: Mapping[int, Attention]
+) -> tuple[dict[str, Tap], dict[str, str]]:
     """The taps by the convention under which fewest hook points are missing, and these with their reasons.
 
+    `attention` says how layers treat their scores, where the pass was of one sequence and this can be checked.
     `BootError` when the stream can be followed by no convention.
     """
     layouts = [c for c, rows in reading.seen.items() if all(same(rows.get(n), v) for n, v in reading.values.items())]
@@ -81,8 +87,13 @@ def judge(parts: Parts, shape: ModelShape, reading: Reading) -> tuple[dict[str, 
     missing, fused = min(found, key=lambda each: len(each[0]))
     if not layouts:
         missing |= dict.fromkeys(projected, LAYOUT)
-    taps = find_taps(parts, shape, Convention(fused, layout.by_group))
-    return taps, missing | _unlike(taps, reading.seen[layout])
+    taps, rows = find_taps(parts, shape, Convention(fused, layout.by_group)), reading.seen[layout]
+    missing |= _unlike(taps, rows)
+    for i, how in attention.items():
+        block = f"blocks.{i}.attn."
+        if block + "hook_pattern" not in missing and not _replays(block, taps, rows, missing, how):
+            missing |= dict.fromkeys((block + "hook_pattern", block + "hook_attn_scores"), NOT_REPLAYED)
+    return taps, missing
 
 
 def _unlike(taps: Mapping[str, Tap], rows: Rows) -> dict[str, str]:
@@ -93,6 +104,19 @@ def _unlike(taps: Mapping[str, Tap], rows: Rows) -> dict[str, str]:
         if name in rows and rows[name].shape[1] != width:
             wrong[name] = f"it is {rows[name].shape[1]} wide here and not {width}, as in other layers"
     return wrong
+
+
+def _replays(block: str, taps: Mapping[str, Tap], rows: Rows, missing: Mapping[str, str], how: Attention) -> bool:
+    """Whether the pattern replayed from queries and keys turns values into what attention put out."""
+    rotated = f"{block}hook_rot_q" not in missing
+    read = ("hook_rot_q", "hook_rot_k") if rotated else ("q.hook_out", "k.hook_out")
+    names = [block + name for name in (*read, "v.hook_out", "o.hook_in")]
+    if any(name in missing for name in names):
+        return False
+    q, k, v, z = (rows[name].reshape(-1, *taps[name].shape).float() for name in names)
+    values = v.transpose(0, 1).repeat_interleave(q.shape[1] // v.shape[1], dim=0)
+    replayed = (pattern(q, k, how) @ values).transpose(0, 1)
+    return bool((z - replayed).abs().max() <= 64 * torch.finfo(rows[names[-1]].dtype).eps * v.abs().max())
 
 
 def _check_end(parts: Parts, seen: Rows, normed: torch.Tensor | None) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import explorer
 from explorer import BootError, Cancelled
-from explorer.engine import transformers as subject
+from explorer.engine.transformers import attention
+from explorer.engine.transformers import engine as subject
 
+from .. import tiny
 from .compare import relative
 
 IDS = [1, 17, 45, 80, 31, 9, 120, 64, 33, 52]
@@ -26,7 +32,7 @@ def hooks(session: explorer.Session) -> int:
     """Hooks attached to the model, those on rotated queries and keys included."""
     lm = session._engine._lm
     attached = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in lm.modules())
-    return attached + sum(len(subject._handlers.get(m, {})) for m in lm.modules())
+    return attached + sum(len(attention._readers.get(m, ())) for m in lm.modules())
 
 
 def test_generation_as_vllm(session: explorer.Session, llama: explorer.Session) -> None:
@@ -72,7 +78,10 @@ def test_parameters_and_fires(session: explorer.Session) -> None:
     assert hooks(session) == 0 and not session._engine._rows.held
 
 
-def test_a_batch_of_many_lengths_is_each_alone(session: explorer.Session) -> None:
+# positions that are learned, added to scores, or end at a window: padding must not move them
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "bloom", "gemma3"])
+def test_a_batch_of_many_lengths_is_each_alone(booted: Callable[..., explorer.Session], family: str) -> None:
+    session = booted(family, engine="transformers")
     prompts = [IDS[:n] * 3 for n in (4, 1, 9, 2, 7)]
     for prompt, run in zip(prompts, session.run(prompts, capture="blocks.*.hook_out"), strict=True):
         alone = session.run(prompt, capture="blocks.*.hook_out")
@@ -115,6 +124,74 @@ def test_idle_and_after_an_error_nothing_is_attached(session: explorer.Session) 
         job.result()
     assert hooks(session) == 0 and not session._engine._rows.held
     assert torch.equal(session.run(IDS).logits, clean)
+
+
+def from_heads(run: explorer.Run, layer: int) -> torch.Tensor:
+    """What attention carries, from its replayed pattern and its values."""
+    value = run[f"blocks.{layer}.attn.v.hook_out"].transpose(0, 1)
+    pattern = run.pattern(layer)
+    return (pattern @ value.repeat_interleave(len(pattern) // len(value), dim=0)).transpose(0, 1)
+
+
+def test_falcon_with_alibi(tmp_path: Path) -> None:
+    # Its eager attention adds ALiBi twice (transformers 5.19): held to what transformers runs when it is not asked.
+    sizes = tiny.FAMILIES["falcon"][1] | {"alibi": True, "multi_query": False, "parallel_attn": False}
+    folder = tiny.make(tmp_path / "model", "falcon", **sizes)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad(), explorer.boot(folder, engine="transformers") as own:
+        run = own.run(IDS, capture=["*attn.v.hook_out", "*attn.o.hook_in", "*pattern"])
+        assert relative(run.logits, plain(torch.tensor([IDS])).logits[0]) <= 1e-4
+        for layer in range(2):
+            assert relative(from_heads(run, layer), run[f"blocks.{layer}.attn.o.hook_in"]) <= 1e-5
+            assert not own.hooks[f"blocks.{layer}.attn.hook_rot_q"].available
+        edit = {"blocks.0.ln2.hook_in": {"op": "suppress", "pos": 3}}
+        assert float(own.run(IDS, edit, capture="*ln2*")["blocks.0.ln2.hook_in"][3].abs().max()) == 0
+
+
+def test_gpt2_that_scales_by_layer_and_upcasts(tmp_path: Path) -> None:
+    flags = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
+    folder = tiny.make(tmp_path / "model", "gpt2", **tiny.FAMILIES["gpt2"][1] | flags)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad(), explorer.boot(folder, engine="transformers") as own:
+        run = own.run(IDS, capture="*pattern")
+        want = plain(torch.tensor([IDS]), output_attentions=True)
+        assert relative(run.logits, want.logits[0]) <= 1e-4
+        for layer in range(2):
+            torch.testing.assert_close(run.pattern(layer), want.attentions[layer][0], atol=1e-5, rtol=0)
+
+
+def test_a_pattern_in_bf16_is_what_the_model_used(booted: Callable[..., explorer.Session]) -> None:
+    own = booted("gpt_oss", engine="transformers", dtype="bfloat16")
+    run = own.run(IDS, capture="*attn*")
+    for layer in range(2):
+        assert relative(from_heads(run, layer).float(), run[f"blocks.{layer}.attn.o.hook_in"].float()) <= 2**-7
+
+
+def test_a_pattern_that_is_not_the_one_used_is_missing(
+    tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = attention.describe
+    monkeypatch.setattr(attention, "describe", lambda *args: dataclasses.replace(told(*args), softcap=1.0))
+    with explorer.boot(tiny_folder("llama"), engine="transformers") as own:
+        for name in ("hook_pattern", "hook_attn_scores"):
+            assert "not the one that its attention used" in str(own.hooks[f"blocks.1.attn.{name}"].reason)
+        assert own.hooks["blocks.1.attn.hook_rot_q"].available
+
+
+def test_a_stream_that_does_not_add_up_is_refused_or_missing(tmp_path: Path) -> None:
+    sizes = tiny.FAMILIES["bloom"][1] | {"apply_residual_connection_post_layernorm": True}
+    with explorer.boot(tiny.make(tmp_path / "model", "bloom", **sizes), engine="transformers") as own:
+        for name in ("hook_attn_out", "ln2.hook_in"):
+            assert "not known" in str(own.hooks[f"blocks.0.{name}"].reason)
+
+
+def test_closing_frees_the_model(tiny_folder: Callable[[str], Path]) -> None:
+    own = explorer.boot(tiny_folder("llama"), engine="transformers")
+    run = own.run(IDS, capture="all")
+    weights = weakref.ref(own._engine._lm)  # type: ignore[union-attr]
+    own.close()
+    gc.collect()
+    assert weights() is None and len(run.captured) > 20
 
 
 def test_keywords_that_are_vllms(tiny_folder: Callable[[str], Path]) -> None:

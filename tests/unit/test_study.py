@@ -42,7 +42,7 @@ def studied(stack):
     before, parts = stack.hooks(), find_parts(stack, reads)
     out, reading = read(parts, SHAPE, TRIED, lambda: stack(IDS))
     assert stack.hooks() == before
-    return out, *judge(parts, SHAPE, reading)
+    return out, *judge(parts, SHAPE, reading, {})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -108,10 +108,10 @@ def test_a_last_norm_that_reads_something_else():
     stack = Stack(layer=OneTensor)
     parts = find_parts(stack, reads)
     _, reading = read(parts, SHAPE, TRIED, lambda: stack(IDS))
-    judge(parts, SHAPE, reading)
+    judge(parts, SHAPE, reading, {})
     reading.end["norm"][2, 3] += 0.01
     with pytest.raises(BootError, match="Inner is not served: its final norm does not read the stream"):
-        judge(parts, SHAPE, reading)
+        judge(parts, SHAPE, reading, {})
 
 
 def test_a_module_that_does_not_run():

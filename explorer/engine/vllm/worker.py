@@ -175,7 +175,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         internals.run_uncompiled()
         result, reading = read(self._parts, self._here, TRIED, forward)
         try:
-            self._taps, missing = judge(self._parts, self._here, reading)
+            self._taps, missing = judge(self._parts, self._here, reading, {})
             self._missing = missing | (partial_sums(self._parts) if self._place.ranks > 1 else {})
         except BootError as error:
             self._refused = str(error)

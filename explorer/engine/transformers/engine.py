@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import difflib
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import BootError, Cancelled
-from ..hooks import ModelShape
-from ..models import hub_options
-from .protocol import Attention, Model, Request, Result, unknown_parameter
-from .rows import Rows, Span, check, join
-from .shapes import BATCH_TOKENS, check_sizes, model_dtype, model_length, model_shape, read_config
-from .taps import Attach, Handle, Handler, Tap, argument, flat, normalized, output, replace
+from ...errors import BootError, Cancelled
+from ...hooks import ModelShape
+from ...models import hub_options
+from ..parts import find_parts
+from ..points import Convention
+from ..protocol import Attention, Model, Request, Result, unknown_parameter
+from ..rows import Rows, Span, check, join
+from ..shapes import BATCH_TOKENS, check_sizes, model_dtype, model_length, model_shape, read_config
+from ..study import judge, read
+from ..taps import Tap, flat
+from . import attention
 
 INSTALL = "pip install 'activation-explorer[transformers]'"
-ATTENTION = "activation-explorer"  # the name of our attention function in transformers' own registry
 KEYWORDS = (
     *("dtype", "max_model_len", "max_num_batched_tokens", "trust_remote_code", "revision", "hf_token", "device"),
     "gpu_memory_utilization",  # accepted without effect: this engine reserves nothing
 )
-
-# self_attn module -> what handles its rotated queries and keys in this pass, by argument
-_handlers: weakref.WeakKeyDictionary[nn.Module, dict[int, Handler]] = weakref.WeakKeyDictionary()
+STUDIED = 12  # tokens of the first forward pass
+TRIED = (Convention(fused=False, by_group=True), Convention(fused=False, by_group=False))
 
 
 @dataclass
@@ -44,7 +44,7 @@ class _Running:
 
 
 class TransformersEngine:
-    """An `Engine` on `AutoModelForCausalLM`, for Llama-shaped models.
+    """An `Engine` on `AutoModelForCausalLM`.
 
     Prompts of a batch are padded on the right, where causal attention never looks. A generation runs the whole sequence
     again for each token, so that captures and edits mean what they mean in one pass: simple and exact, slow for long
@@ -74,23 +74,27 @@ class TransformersEngine:
         length = model_length(options.get("max_model_len"), config)
         device = torch.device(options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
         progress("loading weights")
-        _register()
+        attention.register()
         with _no_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, dtype), attn_implementation=ATTENTION, **hub_options(options)
+                path, dtype=getattr(torch, dtype), attn_implementation=attention.NAME, **hub_options(options)
             )
         self._lm: Any = loaded.to(device).eval()
         self._device = device
         self._stop_ids = set(stop_ids)
         self._batch_tokens = int(options.get("max_num_batched_tokens", BATCH_TOKENS))
-        self._taps = find_taps(self._lm.model, shape)
+        self._parts: Any = find_parts(self._lm, attention.reads)
+        progress("first forward pass")
+        layers = self._parts.layers.items()
+        treated = {i: attention.describe(layer.attention, i, self._parts.inner) for i, layer in layers}
+        self._taps, missing = self._study(shape, treated, min(STUDIED, length, shape.d_vocab))
         self._rows = Rows({name: tap.shape for name, tap in self._taps.items()})
         self.model = Model(
             shape=shape,
             dtype=getattr(torch, dtype),
             max_model_len=length,
-            attention=tuple(_attention_of(layer.self_attn, config) for layer in self._lm.model.layers),
-            missing={},
+            attention=tuple(treated.values()),
+            missing=missing,
             info={
                 "engine": f"transformers {transformers.__version__}",
                 "device": device.type,
@@ -98,9 +102,9 @@ class TransformersEngine:
                 "mode": "eager",
                 "weights_bytes": sum(weight.nbytes for weight in self._lm.parameters()),
             },
+            # what is not shown to be one with a module's output is a hook of its own, and missing
+            apart=self._parts.apart or any(name.endswith("hook_mlp_out") for name in missing),
         )
-        progress("first forward pass")
-        self.execute([Request("warm-up", (0, 0))], lambda done, total: None, lambda: False)
 
     @torch.inference_mode()
     def execute(
@@ -130,7 +134,8 @@ class TransformersEngine:
     @torch.inference_mode()
     def logits(self, head_rows: torch.Tensor) -> torch.Tensor:
         """See `Engine.logits`."""
-        return self._lm.lm_head(head_rows.to(self._device)).float().cpu()  # type: ignore[no-any-return]
+        one = torch.zeros(1, 1, dtype=torch.long, device=self._device)
+        return self._forward(one, lambda _: head_rows.to(self._device)).cpu()
 
     def release(self, keys: Sequence[str]) -> None:
         """See `Engine.release`."""
@@ -157,7 +162,7 @@ class TransformersEngine:
 
     def close(self) -> None:
         """See `Engine.close`."""
-        self._lm = None
+        self._lm = self._parts = None
         self._taps = {}
         self._rows = Rows({})
 
@@ -172,10 +177,36 @@ class TransformersEngine:
             for name, its_spans in self._rows.work(spans).items():
                 handle = self._taps[name].attach(partial(self._rows.handle, name, its_spans))
                 attached.callback(handle.remove)
-            hidden = flat(self._lm.model(input_ids=ids, use_cache=False).last_hidden_state, 2)
-        for span in spans:
-            span.keep_head_rows(hidden)
-            span.held.last_logits = self._lm.lm_head(hidden[span.row + span.count - 1]).float()
+            logits = self._forward(ids, partial(_last_rows, spans))
+        for span, row in zip(spans, logits, strict=True):
+            span.held.last_logits = row.clone()
+
+    @torch.inference_mode()
+    def _study(
+        self, shape: ModelShape, treated: Mapping[int, Attention], tokens: int
+    ) -> tuple[dict[str, Tap], dict[str, str]]:
+        """The taps, and the hook points that are missing with the reasons."""
+        ids = torch.arange(tokens, device=self._device)[None]
+        _, reading = read(self._parts, shape, TRIED, lambda: self._forward(ids, lambda hidden: hidden[-1:]))
+        return judge(self._parts, shape, reading, treated)
+
+    def _forward(self, ids: torch.Tensor, choose: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """A forward pass that ends with the model's head, float32, on the rows that `choose` makes of its last ones.
+
+        The head is the model's own forward: some scale or cap their logits after the product, in their own ways.
+        """
+
+        def hook(_: nn.Module, __: Any, out: Any) -> Any:
+            out.last_hidden_state = choose(flat(out.last_hidden_state))[None]
+            return out
+
+        handle = self._parts.inner.register_forward_hook(hook)
+        try:
+            # all ones, padding too: it is on the right, where causal attention never looks
+            logits = self._lm(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        finally:
+            handle.remove()
+        return logits[0].float()
 
     def _goes_on(self, state: _Running) -> bool:
         """Sample what comes next, if more is wanted, and feed it; False when the request is done."""
@@ -220,90 +251,11 @@ class TransformersEngine:
         return sampler
 
 
-def find_taps(inner: Any, shape: ModelShape) -> dict[str, Tap]:
-    """The taps of a Llama-shaped transformers model. Tensors are `(batch, position, ...)`."""
-    width = (shape.d_model,)
-    heads, kv_heads = (shape.heads, shape.d_head), (shape.kv_heads, shape.d_head)
-    eps = inner.norm.variance_epsilon
-    taps = {
-        "embed.hook_out": Tap(output(inner.embed_tokens, batch_axes=2), width),
-        "ln_final.hook_normalized": Tap(normalized(inner.norm, eps, lambda args: flat(args[0], 2)), width),
-    }
-    for i, layer in enumerate(inner.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        q, k, v = _projections(attention, shape)
-        taps |= {
-            f"blocks.{i}.hook_in": Tap(argument(layer, 0, batch_axes=2), width),
-            f"blocks.{i}.attn.q.hook_out": Tap(q, heads),
-            f"blocks.{i}.attn.k.hook_out": Tap(k, kv_heads),
-            f"blocks.{i}.attn.v.hook_out": Tap(v, kv_heads),
-            f"blocks.{i}.attn.hook_rot_q": Tap(_rotated(attention, 0), heads),
-            f"blocks.{i}.attn.hook_rot_k": Tap(_rotated(attention, 1), kv_heads),
-            f"blocks.{i}.attn.o.hook_in": Tap(argument(attention.o_proj, 0, batch_axes=2), heads),
-            f"blocks.{i}.attn.hook_out": Tap(output(attention, batch_axes=2), width),
-            f"blocks.{i}.ln2.hook_in": Tap(_in_place(layer.post_attention_layernorm), width),
-            f"blocks.{i}.mlp.out.hook_in": Tap(argument(mlp.down_proj, 0, batch_axes=2), (shape.d_mlp,)),
-            f"blocks.{i}.mlp.hook_out": Tap(output(mlp, batch_axes=2), width),
-            f"blocks.{i}.hook_out": Tap(output(layer, batch_axes=2), width),
-        }
-    return taps
-
-
-def _projections(attention: nn.Module, shape: ModelShape) -> tuple[Attach, Attach, Attach]:
-    """Queries, keys and values as projected: three modules, or columns of one."""
-    fused = getattr(attention, "qkv_proj", None)
-    if fused is None:
-        modules: list[Any] = [attention.q_proj, attention.k_proj, attention.v_proj]
-        q, k, v = (output(module, batch_axes=2) for module in modules)
-        return q, k, v
-    first, kv = shape.heads * shape.d_head, shape.kv_heads * shape.d_head
-    bounds = (0, first, first + kv, first + 2 * kv)
-    q, k, v = (output(fused, slice(a, b), batch_axes=2) for a, b in pairwise(bounds))
-    return q, k, v
-
-
-def _in_place(norm: nn.Module) -> Attach:
-    """The stream that a norm reads and that is added back afterwards: one tensor, so edits are written into it."""
-
-    def attach(handler: Handler) -> Handle:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            edited = handler(flat(args[0], 2))
-            if edited is not None:
-                args[0].copy_(replace(args[0], edited, 2))
-
-        return norm.register_forward_pre_hook(hook)
-
-    return attach
-
-
-def _rotated(attention: nn.Module, which: int) -> Attach:
-    """Queries (0) or keys (1) as attention reads them, after norm and rotary."""
-
-    def attach(handler: Handler) -> Handle:
-        _handlers.setdefault(attention, {})[which] = handler
-        return _Detach(attention, which)
-
-    return attach
-
-
-class _Detach:
-    """Takes a handler of rotated queries or keys away again."""
-
-    def __init__(self, attention: nn.Module, which: int) -> None:
-        self._place = (attention, which)
-
-    def remove(self) -> None:
-        attention, which = self._place
-        del _handlers[attention][which]
-
-
-def _register() -> None:
-    """Give transformers our attention under a name that only our models use."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
-
-    AttentionInterface.register(ATTENTION, _attend)
-    AttentionMaskInterface.register(ATTENTION, eager_mask)
+def _last_rows(spans: Sequence[Span], hidden: torch.Tensor) -> torch.Tensor:
+    """The last row of each sequence; all of them are kept for later."""
+    for span in spans:
+        span.keep_head_rows(hidden)
+    return hidden[[span.row + span.count - 1 for span in spans]]
 
 
 @contextmanager
@@ -318,43 +270,6 @@ def _no_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _attend(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Eager attention with taps: `(batch, heads, position, d_head)` in, `(batch, position, heads, d_head)` out."""
-    handlers = _handlers.get(module, {})
-    query, key = (_visit(handlers.get(i), x) for i, x in enumerate((query, key)))
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return torch.matmul(pattern, value).transpose(1, 2).contiguous(), None
-
-
-def _visit(handler: Handler | None, x: torch.Tensor) -> torch.Tensor:
-    if handler is None:
-        return x
-    by_row = x.transpose(1, 2)
-    edited = handler(flat(by_row, 2))
-    return x if edited is None else replace(by_row, edited, 2).transpose(1, 2)
-
-
-def _attention_of(attention: Any, config: Any) -> Attention:
-    kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if kinds is not None and kinds[attention.layer_idx] != "sliding_attention":
-        window = None
-    return Attention(scale=float(attention.scaling), window=window)
 
 
 def _batches(states: Sequence[_Running], tokens: int) -> Iterator[list[_Running]]:
