@@ -147,13 +147,20 @@ def subtracts_mean(norm: nn.Module, like: torch.Tensor) -> bool:
     return bool((plain - moved).abs().max() < 0.1 * plain.abs().max())
 
 
-def epsilon(norm: nn.Module) -> float:
-    """The epsilon of a norm."""
+@torch.inference_mode()
+def epsilon(norm: nn.Module, like: torch.Tensor) -> float:
+    """The epsilon of a norm; where it has no name (OLMo), from how far it shrinks a row of small variance.
+
+    `like` as for `subtracts_mean`.
+    """
     for name in ("variance_epsilon", "eps"):
         value = getattr(norm, name, None)
         if isinstance(value, (int, float)):
             return float(value)
-    raise BootError(f"boot: {type(norm).__name__} is not served: no epsilon found")
+    variance, signs = 1e-5, 1.0 - 2 * (torch.arange(like.shape[-1]) % 2)
+    plain, small = (first_of(norm((signs * scale)[None].to(like))).float().norm() for scale in (1, variance**0.5))
+    left = float((small / plain) ** 2)  # variance * (1 + epsilon) / (variance + epsilon)
+    return variance * (1 - left) / (left - variance)
 
 
 def first_of(out: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:

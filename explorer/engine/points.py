@@ -39,8 +39,9 @@ def find_taps(parts: Parts, shape: ModelShape, convention: Convention = LLAMA) -
     for i, layer in parts.layers.items():
         taps |= {f"blocks.{i}.{name}": tap for name, tap in _in_layer(layer, shape, convention).items()}
     if parts.norm is not None:
-        norm, like = parts.norm, next(parts.norm.parameters())
-        last = normalized(norm, epsilon(norm), lambda args: stream(args, convention.fused), subtracts_mean(norm, like))
+        like = next(parts.inner.parameters()).new_empty(width)
+        eps, centred = epsilon(parts.norm, like), subtracts_mean(parts.norm, like)
+        last = normalized(parts.norm, eps, lambda args: stream(args, convention.fused), centred)
         taps["ln_final.hook_normalized"] = Tap(last, width)
     return taps
 

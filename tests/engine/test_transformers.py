@@ -185,6 +185,15 @@ def test_a_stream_that_does_not_add_up_is_refused_or_missing(tmp_path: Path) -> 
             assert "not known" in str(own.hooks[f"blocks.0.{name}"].reason)
 
 
+def test_a_last_norm_without_weights(tmp_path: Path) -> None:
+    folder = tiny.make(tmp_path / "model", "olmo", **tiny.DIVIDED)
+    with explorer.boot(folder, engine="transformers") as own:
+        run = own.run(IDS, capture="ln_final.hook_normalized")
+        head = own._engine._lm.lm_head.weight.detach()  # type: ignore[union-attr]
+        assert relative(run["ln_final.hook_normalized"] @ head.T, run.logits) <= 1e-4
+        assert all(point.available for point in own.hooks)
+
+
 def test_closing_frees_the_model(tiny_folder: Callable[[str], Path]) -> None:
     own = explorer.boot(tiny_folder("llama"), engine="transformers")
     run = own.run(IDS, capture="all")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from explorer.engine import study
-from explorer.engine.parts import columns, find_parts, subtracts_mean
+from explorer.engine.parts import columns, epsilon, find_parts, subtracts_mean
 from explorer.engine.study import judge, read
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.reads import TRIED, reads
@@ -153,3 +153,16 @@ def test_which_norm():
     assert subtracts_mean(nn.LayerNorm(8), x) and not subtracts_mean(Norm(8), x)
     assert subtracts_mean(nn.LayerNorm(8).bfloat16(), x.bfloat16())
     assert not subtracts_mean(Norm(8).bfloat16(), x.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("eps", [1e-6, 1e-5, 1e-3])
+def test_the_epsilon_of_a_norm_that_does_not_name_it(eps, dtype):
+    class Nameless(nn.Module):
+        def forward(self, x):
+            return nn.functional.layer_norm(x.float(), (8,), torch.arange(1.0, 9), None, eps).to(x.dtype)
+
+    assert epsilon(nn.LayerNorm(8, eps=eps), torch.empty(8)) == eps
+    assert epsilon(Nameless(), torch.empty(8, dtype=dtype)) == pytest.approx(
+        eps, rel=0.1 if dtype.itemsize == 2 else 1e-3
+    )
