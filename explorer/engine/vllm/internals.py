@@ -655,6 +655,7 @@ class Lifetime:
         vLLM's log goes to the logger `vllm`, which writes nowhere unless the user gives it a handler. Native warnings
         go to file descriptor 2; they are read back and logged. A boot that fails leaves nothing behind.
         """
+        _give_back()
         with self._lock:
             if self._engines == 0:
                 there = [(owner, name) for owner, name in _PATCHED if hasattr(owner, name)]  # not in every torch
@@ -689,9 +690,7 @@ class Lifetime:
 
     def left(self) -> None:
         """An engine was freed."""
-        gc.collect()
-        if sys.platform == "linux":  # what was freed in a thread that has ended stays with the process otherwise
-            getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)(0)
+        _give_back()
         with self._lock:
             self._engines -= 1
             if self._engines:
@@ -705,6 +704,18 @@ class Lifetime:
 
 
 lifetime = Lifetime()
+
+
+def _give_back() -> None:
+    """Return what was freed to the machine: allocators and threads that have ended keep it otherwise.
+
+    On a GPU vLLM measures free memory while it boots, and fails when more of it appears meanwhile.
+    """
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    if sys.platform == "linux":
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)(0)
 
 
 @contextmanager
