@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import html
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -404,11 +404,21 @@ class Catalogue:
 
 def canonical(name: str) -> str:
     """The canonical name of an alias that holds in every model; any other name unchanged."""
+    return _same_as(name, lambda kind: ((alias, kind.name) for alias in kind.aliases))
+
+
+def one_in_some_models(name: str) -> str:
+    """The hook that a canonical name is one with where nothing comes between the two; any other name unchanged."""
+    return _same_as(name, lambda kind: [(kind.name, kind.one_with)] if kind.one_with else [])
+
+
+def _same_as(name: str, pairs: Callable[[Kind], Iterable[tuple[str, str]]]) -> str:
     layer = re.match(r"blocks\.([0-9]+)\.", name)
     number = layer[1] if layer else ""
     for kind in KINDS:
-        if name in (alias.replace("{i}", number) for alias in kind.aliases):
-            return kind.name.replace("{i}", number)
+        for theirs, ours in pairs(kind):
+            if name == theirs.replace("{i}", number):
+                return ours.replace("{i}", number)
     return name
 
 

@@ -12,7 +12,7 @@ import torch
 
 from .errors import SpecError
 from .given import integers, plain, plural, short
-from .hooks import Catalogue, canonical
+from .hooks import Catalogue, canonical, one_in_some_models
 from .positions import Extent, source_positions
 
 OPS: dict[str, tuple[str, ...]] = {  # op -> the fields it needs
@@ -48,6 +48,9 @@ class SourceRun(Protocol):
     def made_in(self, catalogue: Catalogue) -> bool:
         """Whether the session with this catalogue ran it."""
 
+    def recipe(self) -> dict[str, Any]:
+        """How to make the fed tokens' activations again, plain JSON."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -60,6 +63,8 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """The recipe, never tensors."""
+        if self.run is not None:
+            return self.run.recipe()
         out: dict[str, Any] = {"prompt": self.prompt} if self.ids is None else {"ids": list(self.ids)}
         if self.edits:
             out["edits"] = to_json(self.edits)
@@ -163,18 +168,29 @@ def parse_batch(edits: Any, prompts: int) -> list[tuple[Edit, ...]]:
     return [parse(edits)] * prompts
 
 
-def to_json(edits: Sequence[Edit], canonical: Callable[[str], str] = canonical) -> dict[str, Any]:
+def to_json(edits: Sequence[Edit], hook_of: Callable[[str], str] | None = None) -> dict[str, Any]:
     """The spec as plain JSON: `{hook: {"op": ...}}`, or `{hook: [edit, ...]}` where a hook has several.
 
-    Edits of one hook stay together and in order, under the name that the first of them uses. `canonical` says which
-    names are one hook; a model may have more of them than hold in every model.
+    Edits of one hook stay together and in order, under the name that the first of them uses. `hook_of` says which names
+    are one hook in the model. Without it, edits that go back and forth between two names which are one hook in some
+    models are a `SpecError`: their order would be lost there.
     """
     names: dict[str, str] = {}
     grouped: dict[str, list[dict[str, Any]]] = {}
+    stretches: dict[str, list[str]] = {}  # what is one hook in some models: the names used for it, in turn
     for edit in edits:
         body = edit.to_json()
         name = body.pop("hook")
-        grouped.setdefault(names.setdefault(canonical(name), name), []).append(body)
+        hook = (hook_of or canonical)(name)
+        if hook_of is None:
+            used = stretches.setdefault(one_in_some_models(hook), [])
+            if hook in used[:-1]:
+                raise SpecError(
+                    f"edits go back and forth between {hook} and {used[-1]}, which are one hook in some models; "
+                    "use one of the two names"
+                )
+            used += [hook] if hook not in used else []
+        grouped.setdefault(names.setdefault(hook, name), []).append(body)
     return {hook: bodies[0] if len(bodies) == 1 else bodies for hook, bodies in grouped.items()}
 
 

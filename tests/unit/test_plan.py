@@ -92,6 +92,9 @@ class HeldRun:
     def made_in(self, catalogue):
         return self.ours and catalogue is CATALOGUE
 
+    def recipe(self):
+        return {"ids": list(self.fed)}
+
 
 def test_a_run_that_captured_the_hook_is_used_as_it_is(plan):
     run = HeldRun(torch.arange(24.0).reshape(3, 8), ours=False)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer import Edit, SpecError
+from explorer.hooks import Catalogue
 from explorer.positions import Extent
 from explorer.resolve import RowEdit, pin, resolve
 from explorer.specs import Source, as_source, parse, parse_batch, to_json
@@ -650,6 +651,9 @@ class FakeRun:
         self.prompt_length, self.rows = prompt, rows
         self.fed, self.fed_edits = tuple(range(rows)), (Edit(STREAM, "suppress", pos=[0]),)
 
+    def recipe(self):
+        return {"ids": list(self.fed), "edits": to_json(self.fed_edits)}
+
     def rows_at(self, hook):
         return torch.arange(self.rows, dtype=torch.float32)[:, None, None].expand(-1, 4, 3) if hook == Z else None
 
@@ -894,8 +898,12 @@ def test_valid_specs_resolve_within_the_run_and_round_trip(spec):
         if out.source is not None:
             assert len(out.source[1]) == len(rows)
             assert set(out.source[1]) <= set(range(8))
-    again = parse(json.loads(json.dumps(to_json(spec))))
-    assert to_json(again) == to_json(spec)
+
+    def written(edits):
+        return to_json(edits, lambda name: CATALOGUE[name].name)
+
+    again = parse(json.loads(json.dumps(written(spec))))
+    assert written(again) == written(spec)
     by_hook = {p.name: [e for e in resolved if e.hook == p.name] for p in EDITABLE}
     for name, expected in by_hook.items():
         back = [e for e in rows_of(*again, extent=GENERATING, source=same_length) if e.hook == name]
@@ -955,3 +963,18 @@ def test_broken_specs_are_refused_naming_the_edit(data, spec):
 
 def test_sizes_of_the_fake_model_are_all_different():
     assert len({SHAPE.d_model, SHAPE.d_head, SHAPE.d_mlp, SHAPE.d_vocab, SHAPE.heads, SHAPE.kv_heads}) == 6
+
+
+def test_names_of_one_hook_in_turn_keep_their_order_or_are_refused():
+    out, added = "blocks.0.mlp.hook_out", "blocks.0.hook_mlp_out"
+    spec = [Edit(out, "suppress"), Edit(added, "add", value=1.0), Edit(out, "scale", factor=2.0)]
+    assert [body["op"] for body in to_json(spec, lambda name: CATALOGUE[name].name)[out]] == [
+        "suppress",
+        "add",
+        "scale",
+    ]
+    apart = Catalogue(CATALOGUE.shape, apart=True)  # two hooks there: nothing to keep in order
+    assert list(to_json(spec, lambda name: apart[name].name)) == [out, added]
+    with pytest.raises(SpecError, match=f"between {out} and {added}"):
+        to_json(spec)
+    assert list(to_json(spec[:2])) == [out, added]
