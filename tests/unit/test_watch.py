@@ -36,6 +36,19 @@ def test_one_that_dies_takes_the_others_with_it(executor):
     assert first.exitcode == -9
 
 
+def test_the_exit_code_may_come_late():
+    """As where another thread was told first."""
+    codes = iter([None, None, -9, -9])
+
+    class Process:
+        exitcode = property(lambda self: next(codes))
+
+        def join(self):
+            pass
+
+    assert internals._exit_code(Process()) == -9
+
+
 def test_one_that_was_told_to_end_does_not(executor):
     watch = internals.Watch(None)
     executor.shutting_down = True

@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -438,9 +439,18 @@ class Watch:
         ended = multiprocessing.connection.wait([process.sentinel for process in processes])
         if executor.is_failed or not getattr(executor, "shutting_down", False):  # else they were told to end
             process = next(process for process in processes if process.sentinel == ended[0])
-            process.join()
-            self._died = f"{process.name} died (exit code {process.exitcode})"
+            self._died = f"{process.name} died (exit code {_exit_code(process)})"
             _kill(processes)
+
+
+def _exit_code(process: Any) -> int | None:
+    """Of a process that has ended: vLLM waits for it in another thread, and one of the two is told, then the other."""
+    process.join()
+    for _ in range(100):
+        if process.exitcode is not None:
+            break
+        time.sleep(0.01)
+    return process.exitcode  # type: ignore[no-any-return]
 
 
 def _kill(processes: Sequence[Any]) -> None:
