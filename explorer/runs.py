@@ -10,6 +10,7 @@ import torch
 
 from .analysis import attention, metrics
 from .engine.protocol import Model, Request, Result
+from .errors import EngineError
 from .given import plural
 from .hooks import Catalogue
 from .resolve import pin
@@ -126,9 +127,15 @@ class Run:
     def logits(self) -> torch.Tensor:
         """Logits at every row, float32 `(rows, d_vocab)`: the model's own head, applied in the worker on first access.
 
-        No second forward pass. Raises `SessionClosed` when the session was closed before they were read.
+        No second forward pass. Raises `SessionClosed` when the session was closed before they were read, `EngineError`
+        where the model's head gives the last row's alone.
         """
         if self._logits is None:
+            if self.rows > 1 and self._origin.model.no_head:
+                raise EngineError(
+                    "this model's head gives logits of the last position only, so there are none of earlier ones and "
+                    f"no loss ({self._origin.model.no_head}); top, logit_diff and kl work at the last position"
+                )
             last = self._last_logits[None]
             self._logits = torch.cat([self._origin.head(self._head_rows[:-1]), last]) if self.rows > 1 else last
         return self._logits

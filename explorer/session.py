@@ -125,6 +125,10 @@ def boot(
         except BaseException:
             jobs.close(undo)
             raise
+        if session.model.no_head:
+            line.say(
+                f"predictions at the last position only: the head cannot be asked for more ({session.model.no_head})"
+            )
         line.say(f"{session!r}; {_memory(session.info)}ready in {line.seconds:.1f} s")
     return session
 

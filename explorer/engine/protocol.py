@@ -39,6 +39,7 @@ class Model:
     missing: dict[str, str]  # hook points that cannot fire -> why
     info: dict[str, Any]  # engine, versions, device, mode: for people to read
     apart: bool = False  # whether a norm or multiplier comes between attention or MLP and the stream
+    no_head: str | None = None  # why the head gives no logits of other rows than the last; None where it does
 
 
 @dataclass(frozen=True)

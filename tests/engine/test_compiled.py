@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from copy import copy
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 import explorer
 from explorer import BootError
+from explorer.engine.vllm.boot import code_hash
 
 from .compare import ask_plain, idle, log_probs, relative, same
 from .test_edits import IDS, OTHER, SPECS
@@ -109,3 +111,18 @@ def test_an_eager_engine_shares_nothing_with_a_compiled_one(tiny_folder: Callabl
         for p, run in enumerate(eager.run(prompts)):
             assert torch.equal(log_probs(run), plain[f"0.{p}.next"])
             assert torch.equal(-run.loss, plain[f"0.{p}.prompt"])
+
+
+def test_the_compile_cache_tells_hook_code_apart(session: explorer.Session) -> None:
+    config = session._engine._llm.llm_engine.vllm_config  # type: ignore[union-attr]
+    ours = config.additional_config
+    assert ours["explorer"]["code"] == code_hash()
+
+    def cached_as(additional: dict[str, object]) -> str:
+        return str(dataclasses.replace(config, additional_config=additional).compute_hash())
+
+    other_code = {**ours, "explorer": {**ours["explorer"], "code": "0" * 16}}
+    assert cached_as(dict(ours)) == config.compute_hash()
+    assert (
+        len({cached_as(ours), cached_as(other_code), cached_as({})}) == 3
+    )  # ours, after a change, and a plain engine's

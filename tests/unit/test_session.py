@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -499,6 +500,23 @@ def test_without_vllm_the_transformers_engine_and_a_line_that_says_so(monkeypatc
     explorer.boot(tmp_path, engine="transformers").close()
     assert "not installed" not in capsys.readouterr().out
     assert engines == ["transformers", "transformers"]
+
+
+def test_a_head_that_gives_the_last_row_alone_is_said_at_boot_and_loss_is_refused(monkeypatch, capsys, tmp_path):
+    engine = fake.FakeEngine()
+    engine.model = dataclasses.replace(engine.model, no_head="it wants more than rows")
+    monkeypatch.setattr(subject, "_build", lambda *_: engine)
+    monkeypatch.setattr(subject, "resolve", lambda model, progress: tmp_path)
+    monkeypatch.setattr(subject, "load_tokenizer", lambda path: fake.words())
+    with explorer.boot(tmp_path) as session:
+        assert "predictions at the last position only" in capsys.readouterr().out
+        run = session.run("w1 w2 w3")
+        assert len(run.top(3)) == 3
+        for more in (lambda: run.logits, lambda: run.loss, lambda: run.top(1, position=0)):
+            with pytest.raises(explorer.EngineError, match=r"last position only.*no loss \(it wants more than rows\)"):
+                more()
+        assert session.run("w1").logits.shape == (1, 20)
+        assert session.compare("w1 w2", {"blocks.0.hook_out": {"op": "suppress"}}).kl() > 0
 
 
 def test_vllm_asked_for_where_there_is_none_is_refused_before_the_network(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ from explorer.engine.vllm import engine as subject
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.shards import Shard
 from explorer.engine.vllm.wire import pack
+
+from . import fake
 
 
 @pytest.fixture
@@ -90,6 +93,31 @@ def test_copies_that_differ_at_boot_are_an_error(engine, monkeypatch):
                 engine._warm_up()
         else:
             engine._warm_up()
+
+
+@pytest.mark.parametrize("broken", [None, "W died"])
+def test_a_head_that_cannot_be_reached_is_no_end_of_the_boot_but_a_lost_worker_is(engine, monkeypatch, caplog, broken):
+    def fail(rows):
+        engine._broken = broken
+        raise RuntimeError("this head wants more than rows")
+
+    engine.model = dataclasses.replace(fake.FakeEngine().model, missing={})
+    monkeypatch.setattr(engine, "execute", lambda *_: [SimpleNamespace(head_rows=torch.zeros(2, 4))])
+    monkeypatch.setattr(engine, "logits", fail)
+    monkeypatch.setattr(internals, "rpc", lambda llm, method, *args: [[{"captures": {}}]] if "read" in method else [{}])
+    if broken:
+        with pytest.raises(RuntimeError, match="more than rows"):
+            engine._warm_up()
+    else:
+        engine._warm_up()
+        assert engine.model.no_head == "RuntimeError: this head wants more than rows"
+        assert "cannot be asked for logits of every row" in caplog.text
+
+
+def test_a_head_that_no_worker_has_is_an_error(engine, monkeypatch):
+    monkeypatch.setattr(internals, "rpc", lambda llm, method, *args: [None, None])
+    with pytest.raises(EngineError, match="no worker has the model's head"):
+        engine.logits(torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize(("died", "says"), [("W died", r"\(W died\)"), (None, r"\(one failed: out of sync\)")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ from .shards import Shard, agree, assemble, gather
 from .wire import pack, pack_requests, unpack
 
 Count = TypeVar("Count")
+log = logging.getLogger("explorer.vllm")
 
 
 class VllmEngine:
@@ -51,7 +54,14 @@ class VllmEngine:
         hooks = {name: None for shards in self._shards for name in shards if name not in self.model.missing}
         ids = (0,) * min(16, self.model.max_model_len - 2)
         request = Request("warm-up", ids, (edit,), tuple(hooks), hold=True, max_new_tokens=2)
-        self.logits(self.execute([request], lambda done, total: None, lambda: False)[0].head_rows)
+        (result,) = self.execute([request], lambda done, total: None, lambda: False)
+        try:
+            self.logits(result.head_rows)
+        except Exception as error:  # whatever a model's head may raise: said at boot, and when more is asked for
+            if self._broken:
+                raise
+            log.warning("the head of this model cannot be asked for logits of every row", exc_info=True)
+            self.model = replace(self.model, no_head=f"{type(error).__name__}: {error}")
         (answers,) = zip(*self._rpc("explorer_read", [request.key], True), strict=True)
         self.detach()
         self.reset_fires()
@@ -96,7 +106,10 @@ class VllmEngine:
     def logits(self, head_rows: torch.Tensor) -> torch.Tensor:
         """See `Engine.logits`."""
         answers = self._rpc("explorer_logits", pack(head_rows))
-        return unpack(next(answer for answer in answers if answer is not None))
+        found = next((answer for answer in answers if answer is not None), None)
+        if found is None:
+            raise EngineError("no worker has the model's head; please report this")
+        return unpack(found)
 
     def release(self, keys: Sequence[str]) -> None:
         """See `Engine.release`."""
