@@ -58,13 +58,19 @@ class Example:
 class Author:
     """Writes specs for one session. The same seed writes the same for every session of one model."""
 
-    def __init__(self, session: Session, kept: Sequence[Kept], generated: int, seed: str) -> None:
-        """`kept` are Runs to patch from; runs generate `generated` tokens."""
+    def __init__(
+        self, session: Session, kept: Sequence[Kept], generated: int, seed: str, constant: bool = True
+    ) -> None:
+        """`kept` are Runs to patch from; runs generate `generated` tokens.
+
+        Without `constant`, `set` gives no row one number throughout.
+        """
         self.points = [p for p in session.hooks if p.editable]
         self.vocabulary = session.model.shape.d_vocab
         self.kept = kept
         self.generated = generated
         self.rng = random.Random(seed)
+        self.constant = constant
 
     def example(self) -> Example:
         """A valid spec of one to four edits, some of them at one hook, and a prompt for it."""
@@ -122,7 +128,7 @@ class Author:
         if op == "scale":
             fields["factor"], means["factor"] = self.factor()
         elif op in ("add", "set"):
-            fields["value"], means["value"] = self.value(point, heads, len(rows))
+            fields["value"], means["value"] = self.value(point, heads, len(rows), op == "add" or self.constant)
         elif op == "patch":
             source, source_length, means["source"] = self.source(length, point, depth)
             fields["source"] = source
@@ -188,10 +194,10 @@ class Author:
         written = form(number)
         return written, float(written)
 
-    def value(self, point: HookPoint, heads: list[int] | None, rows: int) -> tuple[Any, Any]:
+    def value(self, point: HookPoint, heads: list[int] | None, rows: int, scalar: bool) -> tuple[Any, Any]:
         """A value in any form, and `(rows, heads, d_head)` or `(rows, width)` of float32."""
         rng = self.rng
-        if rng.random() < 0.2:
+        if scalar and rng.random() < 0.2:
             number = rng.choice((1, -0.5, rng.gauss(0, 1)))
             return rng.choice((float, np.float32, torch.tensor))(number), float(np.float32(number))
         width, count = point.shape[-1], 1 if point.heads is None else len(heads or range(point.heads))

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import explorer
+from explorer.engine.vllm import reads
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -51,8 +52,8 @@ def idle(session: explorer.Session) -> bool:
     """Whether nothing is queued, running or held, and no hook is attached."""
     own = worker(session)
     modules = own.model_runner.model.modules()
-    hooks = [m for m in modules if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)]
-    return not (core(session).scheduler.has_unfinished_requests() or own._rows.held or hooks)
+    hooks = [m for m in modules if m._forward_hooks or m._forward_pre_hooks]
+    return not (core(session).scheduler.has_unfinished_requests() or own._rows.held or hooks or reads._readers)
 
 
 def log_probs(run: explorer.Run) -> torch.Tensor:

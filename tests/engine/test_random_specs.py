@@ -6,6 +6,7 @@ A failing example names its seed: `Author(session, kept, generated, seed).exampl
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,10 @@ BATCHES = [
 ]
 # and one batch of each other family that both engines serve
 BATCHES += [(f, 3, {}) for f in SERVED["vllm"] if f in SERVED["transformers"] and f not in {b[0] for b in BATCHES}]
+
+
+# A LayerNorm without a bias: of a row that is one number throughout it leaves rounding errors alone.
+DIRECTIONS_ONLY = ("cohere",)
 
 
 class Prepared(NamedTuple):
@@ -108,28 +113,27 @@ def test_valid_specs_agree(prepared: Callable[..., Prepared], number: int) -> No
     assert [k.run.ids for k in vllm.kept] == [k.run.ids for k in other.kept]
     clean = vllm.session.run(IDS, capture="all")
     seeds = [f"{number}.{i}" for i in range(BATCH)]
-    ref = reference(vllm.session.model_path)
     prompts: list[list[int]] = []
     ran: dict[str, list[explorer.Run]] = {}
     for session, kept in (vllm, other):
-        authors = [Author(session, kept, generated, seed) for seed in seeds]
+        authors = [Author(session, kept, generated, seed, family not in DIRECTIONS_ONLY) for seed in seeds]
         examples = [author.example() for author in authors]
         prompts = [example.ids for example in examples]
         specs = [author.written(e.edits) for author, e in zip(authors, examples, strict=True)]
         ran[session.info["engine"]] = session.run(prompts, specs, capture="all", max_new_tokens=generated)
     written = [json.loads(json.dumps(run.spec)) for run in ran[vllm.session.info["engine"]]]
-    ran["from JSON"] = vllm.session.run(prompts, written, capture="all", max_new_tokens=generated)
+    ran["vllm, from JSON"] = vllm.session.run(prompts, written, capture="all", max_new_tokens=generated)
+    refs = {name: reference(vllm.session.model_path, re.split("[ ,]", name)[0]) for name in ran}
     wrong: list[str] = []
     shown = 0
     for seed, example, *runs in zip(seeds, examples, *ran.values(), strict=True):
-        fed = runs[0].fed
-        want = ref.run(fed, example.meaning)
-        shown += relative(want.logits, ref.run(fed).logits) > 1e-3
-        predicted = tuple(want.logits[len(example.ids) - 1 :].argmax(-1).tolist()[:generated])
-        for name, run in zip(ran, runs, strict=True):
-            error, where = worst(vllm.session, run, want) if run.fed == fed else (1.0, "what was fed")
+        for (name, ref), run in zip(refs.items(), runs, strict=True):
+            want = ref.run(run.fed, example.meaning)
+            predicted = tuple(want.logits[len(example.ids) - 1 :].argmax(-1).tolist()[:generated])
+            error, where = worst(vllm.session, run, want)
             if error > TOLERANCE or run.generated != predicted:
                 wrong.append(f"seed {seed}, {name}: {where} off by {error:.1e}, generated {run.generated}; {example}")
+        shown += relative(want.logits, ref.run(run.fed).logits) > 1e-3
     assert not wrong, "\n".join(wrong)
     assert shown >= 0.9 * BATCH, "edits that change nothing hide what is wrong"
     assert idle(vllm.session) and same(vllm.session.run(IDS, capture="all"), clean)

@@ -665,7 +665,8 @@ class Lifetime:
         vLLM's log goes to the logger `vllm`, which writes nowhere unless the user gives it a handler. Native warnings
         go to file descriptor 2; they are read back and logged. A boot that fails leaves nothing behind.
         """
-        _give_back()
+        if torch.cuda.is_initialized():  # there vLLM measures free memory, and fails when more appears meanwhile
+            _give_back()
         with self._lock:
             if self._engines == 0:
                 there = [(owner, name) for owner, name in _PATCHED if hasattr(owner, name)]  # not in every torch
@@ -717,10 +718,7 @@ lifetime = Lifetime()
 
 
 def _give_back() -> None:
-    """Return what was freed to the machine: allocators and threads that have ended keep it otherwise.
-
-    On a GPU vLLM measures free memory while it boots, and fails when more of it appears meanwhile.
-    """
+    """Return what was freed to the machine: allocators, and threads that have ended, keep it otherwise."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
