@@ -34,13 +34,14 @@ CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
 
 @dataclass(frozen=True)
 class Case:
-    """What we are asked, the prompts that plain vLLM generates one token for meanwhile, and the most it may cost."""
+    """What we are asked, what plain vLLM generates meanwhile, and the most that ours may cost."""
 
     what: str
     prompts: list[list[int]]
     ask: Callable[[], Any]
     limit: float | None = None
     repeats: int = 20
+    generated: int = 1
 
     @property
     def tokens(self) -> str:
@@ -52,7 +53,8 @@ class Case:
 def cases(session: explorer.Session, folder: Path) -> Iterator[Case]:
     """Everything that has a price."""
     idle = {"eager": 1.02, "compiled": 1.05}[session.info["mode"]]
-    edit = {"blocks.10.hook_out": {"op": "scale", "factor": 0.5, "pos": 3}}
+    stream = f"blocks.{session.model.shape.layers // 3}.hook_out"
+    edit = {stream: {"op": "scale", "factor": 0.5, "pos": 3}}
     for length in (16, 64):
         ids = drawn(length)
         two = [ids, ids]
@@ -62,6 +64,9 @@ def cases(session: explorer.Session, folder: Path) -> Iterator[Case]:
     long = drawn(256)
     yield Case("idle", [long], lambda: session.run(long), idle, repeats=60)
     yield Case("every hook captured", [long], lambda: session.run(long, capture="all"), 1.5)
+    steered = {stream: {"op": "add", "value": 0.01, "phase": "both"}}
+    yield Case("32 tokens, idle", [drawn(16)], lambda: generate(session, None), idle, 5, 32)
+    yield Case("32 tokens, steered", [drawn(16)], lambda: generate(session, steered), None, 5, 32)
     clean, corrupt = (list(session.encode(text)) for text in (CLEAN, CORRUPT))
     specs = [
         {f"blocks.{layer}.hook_out": {"op": "patch", "source": CLEAN, "pos": pos}}
@@ -81,16 +86,22 @@ def cases(session: explorer.Session, folder: Path) -> Iterator[Case]:
     )
 
 
+def generate(session: explorer.Session, edits: Any) -> None:
+    """32 tokens; an end of text before that would make it cheaper than plain vLLM, which goes on."""
+    if len(session.run(drawn(16), edits, max_new_tokens=32).generated) < 32:
+        raise RuntimeError("the model ended the text early: take another prompt")
+
+
 def drawn(length: int) -> list[int]:
     """Random token ids, the same every time."""
-    return random.Random(length).sample(range(100, 40000), length)
+    return random.Random(length).sample(range(100, 1000), length)
 
 
 class Plain:
     """The plain engine in its own process."""
 
-    def __init__(self, folder: str, mode: str) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.plain", folder, mode, str(KV_BYTES)]
+    def __init__(self, folder: str, dtype: str, mode: str) -> None:
+        command = [sys.executable, "-m", "tests.benchmarks.plain", folder, dtype, mode, str(KV_BYTES)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -101,11 +112,11 @@ class Plain:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def seconds(self, prompts: list[list[int]]) -> float:
-        """How long plain vLLM takes for these prompts in one batch."""
+    def seconds(self, prompts: list[list[int]], generated: int) -> float:
+        """How long plain vLLM takes to generate so many tokens for each of these prompts in one batch."""
         assert self._process.stdin is not None
         time.sleep(PAUSE)
-        self._process.stdin.write(json.dumps(prompts) + "\n")
+        self._process.stdin.write(json.dumps([generated, prompts]) + "\n")
         self._process.stdin.flush()
         return float(self._answer())
 
@@ -126,7 +137,7 @@ def measure(case: Case, plain: Plain, warm_ups: int = 2) -> dict[str, Any]:
     """Ours and plain's in turns; the first ones warm both sides up."""
     theirs, ours = [], []
     for repeat in range(case.repeats + warm_ups):
-        sample = plain.seconds(case.prompts), seconds(case.ask)
+        sample = plain.seconds(case.prompts, case.generated), seconds(case.ask)
         if repeat >= warm_ups:
             theirs.append(sample[0])
             ours.append(sample[1])
@@ -141,23 +152,27 @@ def measure(case: Case, plain: Plain, warm_ups: int = 2) -> dict[str, Any]:
     }
 
 
-def bench(mode: str) -> dict[str, Any]:
+def bench(model: str, dtype: str, mode: str) -> dict[str, Any]:
     """Boot both engines in one mode, measure every case, print the table."""
+
+    def boot() -> explorer.Session:
+        return explorer.boot(model, dtype=dtype, mode=mode, max_model_len=2048, kv_cache_memory_bytes=KV_BYTES)
+
     start = time.perf_counter()
-    with (
-        explorer.boot("smollm2-135m", dtype="float32", mode=mode, kv_cache_memory_bytes=KV_BYTES) as session,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        booted = {"boot_s": time.perf_counter() - start, "memory_gib": psutil.Process().memory_info().rss / 2**30}
+    boot().close()
+    booted = {"first_boot_s": time.perf_counter() - start}
+    start = time.perf_counter()
+    with boot() as session, tempfile.TemporaryDirectory() as folder:
+        booted |= {"boot_s": time.perf_counter() - start, "memory_gib": psutil.Process().memory_info().rss / 2**30}
         runs = [seconds(lambda: session.run("The Eiffel Tower is in the city of")) * 1e3 for _ in range(10)]
         booted |= {"first_run_ms": runs[0], "tenth_run_ms": runs[9]}
         print(
-            f"\n{mode}: boot {booted['boot_s']:.1f} s, {booted['memory_gib']:.2f} GiB in memory; "
-            f"first run {booted['first_run_ms']:.0f} ms, tenth {booted['tenth_run_ms']:.0f} ms"
+            f"\n{mode}: first boot {booted['first_boot_s']:.1f} s, second {booted['boot_s']:.1f} s; "
+            f"{booted['memory_gib']:.2f} GiB in memory; first run {runs[0]:.0f} ms, tenth {runs[9]:.0f} ms"
         )
         print(f"{'':22} {'prompts':>11}  plain ms   ours ms  ratio  at most", flush=True)
         assert session.model_path is not None
-        plain = Plain(session.model_path, mode)
+        plain = Plain(session.model_path, dtype, mode)
         rows = []
         for case in cases(session, Path(folder)):
             row = measure(case, plain)
@@ -176,9 +191,11 @@ def main() -> int:
     """Measure, print, keep; 1 when a ratio is past its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modes", nargs="*", metavar="MODE", help="eager, compiled; both unless said")
-    modes = parser.parse_args().modes or MODES
-    print("SmolLM2-135M, fp32; medians, in turns with plain vLLM in the same mode")
-    results = [bench(mode) for mode in modes]
+    parser.add_argument("--model", default="smollm2-135m", help="bundled name or folder of a Llama-shaped model")
+    parser.add_argument("--dtype", default="float32")
+    asked = parser.parse_args()
+    print(f"{asked.model}, {asked.dtype}; medians, in turns with plain vLLM in the same mode")
+    results = [bench(asked.model, asked.dtype, mode) for mode in asked.modes or MODES]
     about = {"date": date.today().isoformat(), "machine": platform.machine(), "cores": psutil.cpu_count()}
     out = Path(".out")
     out.mkdir(exist_ok=True)

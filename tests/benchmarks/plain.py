@@ -1,7 +1,7 @@
 """A plain vLLM engine in a process of its own, timed on request: the other side of every ratio.
 
-Reads lines of JSON `[ids, ids, ...]` from stdin, generates one token for each prompt in one batch, and answers with the
-seconds it took.
+Reads lines of JSON `[tokens, [ids, ids, ...]]` from stdin, generates so many tokens for each prompt in one batch, and
+answers with the seconds it took.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 
 
-def main(folder: str, mode: str, kv_cache_memory_bytes: int) -> None:
+def main(folder: str, dtype: str, mode: str, kv_cache_memory_bytes: int) -> None:
     """Boot with the session's own choices (dtype, cache size, mode), serve until stdin ends."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     answers = os.fdopen(os.dup(1), "w")
@@ -21,21 +21,23 @@ def main(folder: str, mode: str, kv_cache_memory_bytes: int) -> None:
 
     llm = LLM(
         model=folder,
-        dtype="float32",
+        dtype=dtype,
         enforce_eager=mode == "eager",
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
+        max_model_len=2048,
         max_num_batched_tokens=2048,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
     )
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        prompts = [{"prompt_token_ids": ids} for ids in json.loads(line)]
-        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        tokens, batch = json.loads(line)
+        prompts = [{"prompt_token_ids": ids} for ids in batch]
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, detokenize=False, ignore_eos=True)
         start = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
         print(time.perf_counter() - start, file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(*sys.argv[1:4], int(sys.argv[4]))
