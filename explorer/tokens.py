@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, TypeAlias
 
 from .errors import ModelNotFound
 
@@ -97,15 +97,18 @@ def _check_ids(prompt: Sequence[int], size: int) -> list[int]:
     values = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # numpy and torch
     if isinstance(values, bytes | dict) or not hasattr(values, "__iter__"):
         raise ValueError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
-    ids = [_check_id(value, size, f"position {position}") for position, value in enumerate(values)]
+    ids = [
+        value if type(value) is int and 0 <= value < size else _check_id(value, size, f"position {position}")
+        for position, value in enumerate(values)
+    ]
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
     return ids
 
 
-def _check_id(value: object, size: int, where: str) -> int:
+def _check_id(value: Any, size: int, where: str) -> int:
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"{value!r} at {where} is no token id: ids are whole numbers")
     number = operator.index(value)
     if not 0 <= number < size:

@@ -115,3 +115,12 @@ def test_a_value_that_was_not_sent_along():
     [request], _ = pack_requests([Request("key", (1,), (RowEdit("a", "add", (0,), value=torch.ones(1, 1, 1)),))])
     with pytest.raises(KeyError):
         unpack_edit(request["edits"][0], {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_process_may_share_the_memory(dtype):
+    x = torch.arange(6).to(dtype).reshape(2, 3)
+    shared, copied = unpack(pack(x, share=True)), unpack(pack(x))
+    assert torch.equal(shared, x) and torch.equal(copied, x)
+    x[0, 0] = 7
+    assert shared[0, 0] == 7 and copied[0, 0] == 0

@@ -32,6 +32,7 @@ class VllmEngine:
         with internals.lifetime.booting():
             self._llm = construct(path, options, progress)
             self._watch = internals.Watch(self._llm)
+            self._shares = not internals.in_processes(self._llm)  # its memory with the one worker
             try:
                 progress("first forward pass")
                 self._first_pass()
@@ -94,7 +95,7 @@ class VllmEngine:
                     if output.finished or stopped:
                         del running[request.key]
                         progress(len(requests) - len(running), len(requests))
-            answers = zip(*self._rpc("explorer_read", keys), strict=True)
+            answers = zip(*self._rpc("explorer_read", keys, False, self._shares), strict=True)
             results = [self._result(r, generated[r.key], a) for r, a in zip(requests, answers, strict=True)]
         except BaseException:
             internals.abort(self._llm, list(running))

@@ -13,20 +13,23 @@ from ...resolve import RowEdit
 from ..protocol import Request
 
 
-def pack(tensor: torch.Tensor) -> dict[str, Any]:
-    """A tensor as msgpack-native data; bf16 exactly, in 2 bytes a number."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+def pack(tensor: torch.Tensor, share: bool = False) -> dict[str, Any]:
+    """A tensor as msgpack-native data; bf16 exactly, in 2 bytes a number.
+
+    `share`: nothing is copied that is on the CPU already. For one process, and tensors that nobody writes to.
+    """
+    memory = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
-        "data": bytearray(flat.view(torch.uint8).numpy()),
+        "data": memory.data if share else bytearray(memory),
     }
 
 
 def unpack(packed: dict[str, Any]) -> torch.Tensor:
     """The tensor that `pack` packed. Raises ValueError for anything that is no packed tensor.
 
-    A bytearray becomes the tensor's own memory: within one process it was copied when it was packed.
+    What can be written to becomes the tensor's own memory.
     """
     name, shape, data = packed.get("dtype"), packed.get("shape"), packed.get("data")
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
@@ -34,13 +37,13 @@ def unpack(packed: dict[str, Any]) -> torch.Tensor:
         raise ValueError(f"not a dtype: {name!r}")
     if (
         not isinstance(shape, (list, tuple))
-        or not isinstance(data, (bytes, bytearray))
+        or not isinstance(data, (bytes, bytearray, memoryview))
         or math.prod(shape) * dtype.itemsize != len(data)
     ):
         raise ValueError(f"the bytes are no {name} tensor of shape {shape}")
     if not data:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=dtype).reshape(shape)
+    return torch.frombuffer(bytearray(data) if isinstance(data, bytes) else data, dtype=dtype).reshape(shape)
 
 
 def pack_requests(requests: Sequence[Request]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

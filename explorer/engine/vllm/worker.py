@@ -128,12 +128,13 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             return edit  # refused in a moment
         return cut(edit, self._shards[edit.hook], heads=len(self._taps[edit.hook].shape) == 2)
 
-    def explorer_read(self, keys: list[str], copies: bool = False) -> list[dict[str, Any]]:
+    def explorer_read(self, keys: list[str], copies: bool = False, share: bool = False) -> list[dict[str, Any]]:
         """What finished requests captured here, in the order of `keys`.
 
-        What several workers hold alike is answered by the first of them, or by all that hold `copies`.
+        What several workers hold alike is answered by the first of them, or by all that hold `copies`. Whoever asks
+        from the same process may `share` the memory.
         """
-        return [self._answer(self._rows.held[key], copies) for key in keys]
+        return [self._answer(self._rows.held[key], copies, share) for key in keys]
 
     def explorer_release(self, keys: list[str]) -> None:
         """Forget requests, finished or not."""
@@ -214,17 +215,17 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             if span is not None:
                 span.held.last_logits = row.clone()
 
-    def _answer(self, held: Held, copies: bool) -> dict[str, Any]:
+    def _answer(self, held: Held, copies: bool, share: bool) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "captures": {
-                name: pack(join(chunks))
+                name: pack(join(chunks), share)
                 for name, chunks in held.chunks.items()
                 if copies or self._shards[name].copy == 0
             },
             "edited": held.edited,
         }
         if held.head_rows and self._place.rank == 0:
-            answer["head_rows"] = pack(join(held.head_rows))
+            answer["head_rows"] = pack(join(held.head_rows), share)
         if held.last_logits is not None:
-            answer["last_logits"] = pack(held.last_logits.float())
+            answer["last_logits"] = pack(held.last_logits.float(), share)
         return answer
