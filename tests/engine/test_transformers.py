@@ -209,6 +209,15 @@ def test_keywords_that_are_vllms(tiny_folder: Callable[[str], Path]) -> None:
             explorer.boot(tiny_folder("llama"), engine="transformers", **options)
 
 
+def test_what_holds_anyway_may_be_restated(tiny_folder: Callable[[str], Path]) -> None:
+    restated = {"skip_tokenizer_init": True, "disable_log_stats": True, "enable_prefix_caching": False}
+    with explorer.boot(tiny_folder("llama"), engine="transformers", enforce_eager=True, **restated) as session:
+        assert len(session.run([1, 5, 9]).top(3)) == 3
+    for name, value in restated.items():
+        with pytest.raises(BootError, match=f"does not take {name}={not value}"):
+            explorer.boot(tiny_folder("llama"), engine="transformers", **{name: not value})
+
+
 def test_sizes_that_are_none(tiny_folder: Callable[[str], Path]) -> None:
     for name, value in (("max_num_batched_tokens", 0), ("max_model_len", "long"), ("max_model_len", 64.0)):
         with pytest.raises(BootError, match=f"{name} must be a whole number of at least 1, not {value!r}"):

@@ -115,6 +115,18 @@ def test_a_head_that_cannot_be_reached_is_no_end_of_the_boot_but_a_lost_worker_i
         assert "cannot be asked for logits of every row" in caplog.text
 
 
+def test_a_parameter_shared_in_an_unknown_way_is_refused(engine, monkeypatch):
+    def answer(value):
+        whole = {"stage": 0, "axis": None, "sections": [], "length": None}
+        return whole | {"tensor": pack(torch.full((2,), value))}
+
+    monkeypatch.setattr(internals, "rpc", lambda llm, method, *args: [answer(1.0), answer(2.0)])
+    with pytest.raises(ValueError, match="workers share sinks in a way that is not known"):
+        engine.parameter("sinks")
+    monkeypatch.setattr(internals, "rpc", lambda llm, method, *args: [answer(1.0), answer(1.0)])
+    assert torch.equal(engine.parameter("sinks"), torch.ones(2))
+
+
 def test_a_head_that_no_worker_has_is_an_error(engine, monkeypatch):
     monkeypatch.setattr(internals, "rpc", lambda llm, method, *args: [None, None])
     with pytest.raises(EngineError, match="no worker has the model's head"):

@@ -29,6 +29,16 @@ KEYWORDS = (
     *("dtype", "max_model_len", "max_num_batched_tokens", "trust_remote_code", "revision", "hf_token", "device"),
     "gpu_memory_utilization",  # accepted without effect: this engine reserves nothing
 )
+# What holds here anyway, so that a boot that says so works with either engine.
+NEUTRAL = {
+    "mode": "eager",
+    "enforce_eager": True,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "skip_tokenizer_init": True,
+    "disable_log_stats": True,
+    "enable_prefix_caching": False,
+}
 STUDIED = 12  # tokens of the first forward pass
 TRIED = (Convention(fused=False, by_group=True), Convention(fused=False, by_group=False))
 
@@ -62,8 +72,7 @@ class TransformersEngine:
         except ImportError as error:
             raise ImportError(f"the transformers engine needs transformers ({error}): {INSTALL}") from error
         for name, value in options.items():
-            neutral = (name, value) == ("mode", "eager") or (name.endswith("_parallel_size") and value == 1)
-            if name not in KEYWORDS and not neutral:
+            if name not in KEYWORDS and (name, value) not in NEUTRAL.items():
                 raise BootError(
                     f"boot: the transformers engine does not take {name}={value!r}; it is for engine='vllm'"
                 )

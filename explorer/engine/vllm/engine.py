@@ -58,6 +58,8 @@ class VllmEngine:
         (result,) = self.execute([request], lambda done, total: None, lambda: False)
         try:
             self.logits(result.head_rows)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # whatever a model's head may raise: said at boot, and when more is asked for
             if self._broken:
                 raise
@@ -126,6 +128,10 @@ class VllmEngine:
         first = held[0]
         shards = [unpack(answer["tensor"]) for answer in held if answer["stage"] == first["stage"]]
         if first["axis"] is None:
+            if any(not torch.equal(shard, shards[0]) for shard in shards[1:]):
+                raise ValueError(
+                    f"workers share {name} in a way that is not known; read it with tensor_parallel_size=1"
+                )
             return shards[0]
         whole = assemble(shards, first["axis"], first["sections"])
         return whole if first["length"] is None else whole.narrow(first["axis"], 0, first["length"])

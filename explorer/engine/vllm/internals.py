@@ -293,6 +293,8 @@ def _layout(module: Any, leaf: str, tensor: torch.Tensor) -> tuple[int | None, l
     axis = getattr(tensor, "input_dim" if rows else "output_dim", plain.get(leaf))
     if axis is None or not isinstance(module, (RowParallelLinear, ColumnParallelLinear, VocabParallelEmbedding)):
         return None, [], None
+    if not isinstance(module, VocabParallelEmbedding) and getattr(module, "tp_size", None) == 1:
+        return None, [], None  # the only worker, or a layer that every worker keeps whole
     if isinstance(module, QKVParallelLinear):
         lengths = [module.num_heads * module.head_size, *[module.num_kv_heads * module.head_size] * 2]
         return axis, [[n, c] for n, c in zip(lengths, (1, *[module.num_kv_head_replicas] * 2), strict=True)], None
@@ -674,6 +676,7 @@ class Lifetime:
                 self._owns_groups = not torch.distributed.is_initialized()
             self._engines += 1
         seeds = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        gpu_seeds = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         hook = sys.excepthook  # torch's process groups replace it, for good
         os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
         if not logging.getLogger("vllm").handlers:
@@ -698,6 +701,8 @@ class Lifetime:
             random.setstate(seeds[0])
             np.random.set_state(seeds[1])
             torch.set_rng_state(seeds[2])
+            if gpu_seeds:
+                torch.cuda.set_rng_state_all(gpu_seeds)
 
     def left(self) -> None:
         """An engine was freed."""

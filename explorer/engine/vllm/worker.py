@@ -146,7 +146,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             return None
         with torch.inference_mode():
             logits = self._head(unpack(rows).to(internals.device_of(self)))
-        return None if logits is None else pack(logits.float())
+        return None if logits is None or self._place.rank else pack(logits.float())
 
     def explorer_parameter(self, name: str) -> dict[str, Any]:
         """A parameter or buffer as it is held here, and how to put the whole together; or `close` names of others."""
@@ -226,6 +226,6 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         }
         if held.head_rows and self._place.rank == 0:
             answer["head_rows"] = pack(join(held.head_rows), share)
-        if held.last_logits is not None:
+        if held.last_logits is not None and self._place.rank == 0:
             answer["last_logits"] = pack(held.last_logits.float(), share)
         return answer
