@@ -362,13 +362,13 @@ def test_all_suites_run_and_the_first_failure_counts(
     assert [line for line in suites.lines if "pytest" in line] == [
         f"-m coverage run -m pytest tests/{name}" for name in ("unit", "engine", "browser")
     ]
-    assert suites.lines[-1] == "-m coverage report --fail-under=90"
+    assert suites.lines[-1] == "-m coverage report --fail-under=95"
     suites = Suites(monkeypatch, tmp_path, {"tests/engine": 5})  # pytest's word for "no tests": a failure as well
     assert run_tests.main([]) == 5 and len(suites.lines) == 5
     assert "engine: FAILED (pytest ended with 5)" in capsys.readouterr().out
     Suites(monkeypatch, tmp_path, {"coverage report": 2})
     assert run_tests.main([]) == 2
-    assert "covered less than 90 %" in capsys.readouterr().out
+    assert "covered less than 95 %" in capsys.readouterr().out
 
 
 def test_some_suites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
