@@ -9,12 +9,6 @@ import pytest
 
 from . import tiny
 
-# The families that each engine serves so far.
-SERVED = {
-    "vllm": tuple(tiny.FAMILIES),
-    "transformers": tuple(tiny.FAMILIES),
-}
-
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:

@@ -126,3 +126,14 @@ def test_the_compile_cache_tells_hook_code_apart(session: explorer.Session) -> N
     assert (
         len({cached_as(ours), cached_as(other_code), cached_as({})}) == 3
     )  # ours, after a change, and a plain engine's
+
+
+def test_every_hook_fires_once_a_forward_pass(session: explorer.Session) -> None:
+    session.worker.reset_fires()
+    run = session.run(IDS, {"blocks.0.hook_out": {"op": "scale", "factor": 0.5}}, capture="all", max_new_tokens=3)
+    fires = session.worker.fires()  # the prompt, and two of the three generated tokens
+    tapped = {p.name for p in session.hooks if p.available and not p.derived_from and p.component != "logits"}
+    assert len(run.generated) == 3 and set(fires) == tapped and set(fires.values()) == {3}
+    session.worker.reset_fires()
+    session.run(IDS)
+    assert not any(session.worker.fires().values()), "an idle model has no hooks"

@@ -12,7 +12,7 @@ import torch
 import explorer
 from explorer import Edit
 
-from ..conftest import SERVED
+from .. import tiny
 from ..reference import reference
 from .compare import relative, same, token_ids
 from .conftest import ENGINES
@@ -128,7 +128,7 @@ def test_every_edit_as_in_transformers(either: explorer.Session, name: str) -> N
 
 
 @pytest.mark.parametrize("part", ["q.hook_out", "k.hook_out", "v.hook_out", "o.hook_in", "hook_rot_q", "hook_rot_k"])
-@pytest.mark.parametrize(("engine", "family"), [(engine, family) for engine in ENGINES for family in SERVED[engine]])
+@pytest.mark.parametrize(("engine", "family"), [(engine, family) for engine in ENGINES for family in tiny.FAMILIES])
 def test_zeroing_what_attention_reads(
     booted: Callable[..., explorer.Session], engine: str, family: str, part: str
 ) -> None:

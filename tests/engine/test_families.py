@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import explorer
 
-from ..conftest import SERVED
+from .. import tiny
 from ..reference import reference
 from .compare import relative
 from .conftest import ENGINES
@@ -19,7 +19,7 @@ IDS = [1, 17, 45, 80, 31, 9, 120, 64, 33, 52]
 POSITION = 4
 
 
-@pytest.mark.parametrize(("engine", "family"), [(engine, family) for engine in ENGINES for family in SERVED[engine]])
+@pytest.mark.parametrize(("engine", "family"), [(engine, family) for engine in ENGINES for family in tiny.FAMILIES])
 def test_an_edit_at_every_hook(booted: Callable[..., explorer.Session], engine: str, family: str) -> None:
     session = booted(family, engine=engine)
     ref = reference(session.model_path, engine)

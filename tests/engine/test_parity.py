@@ -9,7 +9,7 @@ import torch
 
 import explorer
 
-from ..conftest import SERVED
+from .. import tiny
 from ..reference import Reference, reference
 from .compare import relative, token_ids
 from .conftest import ENGINES, SMOL
@@ -19,7 +19,7 @@ Pair = tuple[explorer.Session, Reference]
 PROMPTS = ["The Eiffel Tower is in the city of", "def add(a, b):\n    return a +", "日本の首都は 🗼"]
 
 
-@pytest.fixture(scope="module", params=[f"{engine} {name}" for engine in ENGINES for name in (*SERVED[engine], SMOL)])
+@pytest.fixture(scope="module", params=[f"{engine} {name}" for engine in ENGINES for name in (*tiny.FAMILIES, SMOL)])
 def pair(request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]) -> Iterator[Pair]:
     engine, name = request.param.split()
     session = request.getfixturevalue("smol") if (engine, name) == ("vllm", SMOL) else booted(name, engine=engine)

@@ -18,7 +18,6 @@ import explorer
 from explorer import SpecError
 
 from .. import tiny
-from ..conftest import SERVED
 from ..random_specs import WRONG, Author, Kept, spoilt
 from ..reference import Pass, reference
 from .compare import idle, relative, same
@@ -37,8 +36,8 @@ BATCHES = [
     *[("qwen3", n, {}) for n in (0, 0, 3, 4)],
     *[("phi3", n, {}) for n in (0, 2, 4)],
 ]
-# and one batch of each other family that both engines serve
-BATCHES += [(f, 3, {}) for f in SERVED["vllm"] if f in SERVED["transformers"] and f not in {b[0] for b in BATCHES}]
+# and one batch of each other family
+BATCHES += [(family, 3, {}) for family in tiny.FAMILIES if family not in {batch[0] for batch in BATCHES}]
 
 
 # A LayerNorm without a bias: of a row that is one number throughout it leaves rounding errors alone.
