@@ -345,7 +345,7 @@ class Catalogue:
                 wanted.update(hits)
             else:
                 wanted.add(self.require(pattern).name)
-        return tuple(p.name for p in self if p.name in wanted)
+        return tuple(name for name in self._points if name in wanted) if wanted else ()
 
     def _unknown(self, name: str) -> str:
         layers = self.shape.layers

@@ -11,8 +11,10 @@ import os
 import sys
 import time
 
+KV_BYTES = 600 * 2**20
 
-def main(folder: str, dtype: str, mode: str, kv_cache_memory_bytes: int) -> None:
+
+def main(folder: str, dtype: str, mode: str) -> None:
     """Boot with the session's own choices (dtype, cache size, mode), serve until stdin ends."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     answers = os.fdopen(os.dup(1), "w")
@@ -27,9 +29,9 @@ def main(folder: str, dtype: str, mode: str, kv_cache_memory_bytes: int) -> None
         skip_tokenizer_init=True,
         max_model_len=2048,
         max_num_batched_tokens=2048,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        kv_cache_memory_bytes=KV_BYTES,
     )
-    print("ready", file=answers, flush=True)
+    print('"ready"', file=answers, flush=True)
     for line in sys.stdin:
         tokens, batch = json.loads(line)
         prompts = [{"prompt_token_ids": ids} for ids in batch]
@@ -40,4 +42,4 @@ def main(folder: str, dtype: str, mode: str, kv_cache_memory_bytes: int) -> None
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
+    main(*sys.argv[1:4])

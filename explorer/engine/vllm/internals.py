@@ -102,6 +102,17 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def keep_freed_memory() -> None:
+    """On a CPU: have glibc keep up to 64 MiB of freed memory for the next forward pass.
+
+    By default it may hand all of it back to the system and fetch it page by page again: a fifth of the time of a
+    large batch. It raises its thresholds to the largest mapped block that was freed, 32 MiB at most (mallopt(3),
+    M_MMAP_THRESHOLD); the last session that closes gives memory back.
+    """
+    if on_cpu():
+        torch.empty(2**25 - 2**16, dtype=torch.uint8)  # freed at once
+
+
 def prepare_stage(runner: Any) -> None:
     """Allocate what a pipeline stage reads from the one before it.
 
