@@ -11,6 +11,7 @@ import pytest
 import explorer
 
 SMOL = "smollm2-135m"
+SMOL_LENGTH = 2048
 ENGINES = ("vllm", "transformers")
 
 
@@ -35,13 +36,13 @@ def booted(tiny_folder: Callable[[str], Path]) -> Iterator[Callable[..., explore
 @pytest.fixture(scope="session")
 def smol(booted: Callable[..., explorer.Session]) -> explorer.Session:
     """SmolLM2 in fp32."""
-    return booted(SMOL, dtype="float32", max_model_len=2048)
+    return booted(SMOL, dtype="float32", max_model_len=SMOL_LENGTH)
 
 
 @pytest.fixture(scope="session")
 def smol_bf16(booted: Callable[..., explorer.Session]) -> explorer.Session:
     """SmolLM2 in bf16."""
-    return booted(SMOL, dtype="bfloat16", max_model_len=2048)
+    return booted(SMOL, dtype="bfloat16", max_model_len=SMOL_LENGTH)
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +55,15 @@ def llama(booted: Callable[..., explorer.Session]) -> explorer.Session:
 def either(request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]) -> explorer.Session:
     """The tiny Llama in each of the engines."""
     return booted("llama", engine=request.param)
+
+
+@pytest.fixture(params=ENGINES)
+def either_smol(request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]) -> explorer.Session:
+    """SmolLM2 in fp32 in each of the engines."""
+    return booted(SMOL, engine=request.param, dtype="float32", max_model_len=SMOL_LENGTH)
+
+
+@pytest.fixture(params=ENGINES)
+def either_smol_bf16(request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]) -> explorer.Session:
+    """SmolLM2 in bf16 in each of the engines."""
+    return booted(SMOL, engine=request.param, dtype="bfloat16", max_model_len=SMOL_LENGTH)

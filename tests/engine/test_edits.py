@@ -158,23 +158,23 @@ SMOL_SPECS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", [*SMOL_SPECS, "patch"])
-def test_smollm2_edits_as_in_transformers(smol: explorer.Session, name: str) -> None:
-    ref = reference(smol.model_path)
-    ids = token_ids(smol, EIFFEL)
-    rome = {"ids": token_ids(smol, ROME)}
+def test_smollm2_edits_as_in_transformers(either_smol: explorer.Session, name: str) -> None:
+    ref = reference(either_smol.model_path)
+    ids = token_ids(either_smol, EIFFEL)
+    rome = {"ids": token_ids(either_smol, ROME)}
     spec = SMOL_SPECS.get(name) or {
         "blocks.18.hook_out": {"op": "patch", "source": rome, "pos": [-1], "source_pos": [-1]}
     }
     want = ref.run(ids, spec).logits
     assert relative(want, ref.run(ids).logits) > 1e-2
-    assert relative(smol.run(EIFFEL, spec).logits, want) <= 1e-4
+    assert relative(either_smol.run(EIFFEL, spec).logits, want) <= 1e-4
 
 
-def test_aliases_are_the_same_hook(llama: explorer.Session) -> None:
-    canonical = llama.run(
+def test_aliases_are_the_same_hook(either: explorer.Session) -> None:
+    canonical = either.run(
         IDS, {"blocks.1.attn.hook_out": [{"op": "add", "value": 1.0}, {"op": "scale", "factor": 3.0}]}, capture="all"
     )
-    aliased = llama.run(
+    aliased = either.run(
         IDS,
         [Edit("blocks.1.hook_attn_out", "add", value=1.0), Edit("blocks.1.attn.hook_out", "scale", factor=3.0)],
         capture="all",
@@ -200,9 +200,9 @@ def test_aliases_are_the_same_hook(llama: explorer.Session) -> None:
         (range(2, 4), [2, 3]),
     ],
 )
-def test_positions(llama: explorer.Session, pos: Any, same: list[int]) -> None:
-    run = llama.run(IDS, Edit("blocks.0.hook_out", "set", value=2.0, pos=pos), capture="blocks.0.hook_out")
-    clean = llama.run(IDS, capture="blocks.0.hook_out")
+def test_positions(either: explorer.Session, pos: Any, same: list[int]) -> None:
+    run = either.run(IDS, Edit("blocks.0.hook_out", "set", value=2.0, pos=pos), capture="blocks.0.hook_out")
+    clean = either.run(IDS, capture="blocks.0.hook_out")
     untouched = [p for p in range(10) if p not in same]
     assert bool((run["blocks.0.hook_out"][same] == 2.0).all())
     assert torch.equal(run["blocks.0.hook_out"][untouched], clean["blocks.0.hook_out"][untouched])
@@ -220,32 +220,32 @@ def test_positions(llama: explorer.Session, pos: Any, same: list[int]) -> None:
     ],
     ids=["numpy float16", "numpy float64", "torch bfloat16", "torch with gradient", "list", "torch int64"],
 )
-def test_values_of_any_type(llama: explorer.Session, value: Any) -> None:
-    run = llama.run(IDS, Edit("blocks.0.hook_out", "set", value=value, pos=1), capture="blocks.0.hook_out")
+def test_values_of_any_type(either: explorer.Session, value: Any) -> None:
+    run = either.run(IDS, Edit("blocks.0.hook_out", "set", value=value, pos=1), capture="blocks.0.hook_out")
     want = torch.as_tensor(value).detach().to(torch.float32)
     assert torch.equal(run["blocks.0.hook_out"][1], want)
 
 
-def test_heads_of_the_right_kind(llama: explorer.Session) -> None:
+def test_heads_of_the_right_kind(either: explorer.Session) -> None:
     # four query heads share two key-value heads: head 1 of k serves query heads 2 and 3
     spec = {"blocks.0.attn.hook_rot_k": {"op": "suppress", "head": 1}}
-    pattern = llama.run(IDS, spec, capture="blocks.0.attn.hook_pattern").pattern(0)
-    clean = llama.run(IDS, capture="blocks.0.attn.hook_pattern").pattern(0)
+    pattern = either.run(IDS, spec, capture="blocks.0.attn.hook_pattern").pattern(0)
+    clean = either.run(IDS, capture="blocks.0.attn.hook_pattern").pattern(0)
     even = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
     assert torch.equal(pattern[:2], clean[:2])
     torch.testing.assert_close(pattern[2:], even.expand(2, -1, -1))
 
 
-def test_suppress_zeroes_infinity_and_nan(llama: explorer.Session) -> None:
+def test_suppress_zeroes_infinity_and_nan(either: explorer.Session) -> None:
     hooks = ("blocks.0.mlp.hook_out", "blocks.0.hook_out", "blocks.1.attn.o.hook_in", "blocks.1.hook_out")
-    broken = llama.run(IDS, {hooks[0]: {"op": "scale", "factor": 3e38}}, capture=hooks)
+    broken = either.run(IDS, {hooks[0]: {"op": "scale", "factor": 3e38}}, capture=hooks)
     assert bool(broken[hooks[0]].isinf().any()) and bool(broken[hooks[1]].isinf().any())
     assert bool(broken[hooks[2]].isnan().any()) and bool(broken[hooks[3]].isnan().any())
 
     infinite = {"op": "scale", "factor": 3e38}
-    healed = llama.run(IDS, {hooks[0]: [infinite, {"op": "suppress"}]}, capture=hooks)
-    assert same(healed, llama.run(IDS, {hooks[0]: {"op": "suppress"}}, capture=hooks))
-    healed = llama.run(
+    healed = either.run(IDS, {hooks[0]: [infinite, {"op": "suppress"}]}, capture=hooks)
+    assert same(healed, either.run(IDS, {hooks[0]: {"op": "suppress"}}, capture=hooks))
+    healed = either.run(
         IDS, {hooks[0]: infinite, **{h: {"op": "suppress"} for h in (hooks[2], hooks[3])}}, capture=hooks
     )
     assert bool((healed[hooks[2]] == 0).all()) and bool((healed[hooks[3]] == 0).all())

@@ -12,7 +12,7 @@ import explorer
 from .. import tiny
 from ..reference import Reference, reference
 from .compare import relative, token_ids
-from .conftest import ENGINES, SMOL
+from .conftest import ENGINES, SMOL, SMOL_LENGTH
 
 TINY_IDS = [1, *range(5, 150, 9), 7, 7, 3]  # 21 tokens: longer than Mistral's window
 Pair = tuple[explorer.Session, Reference]
@@ -22,7 +22,8 @@ PROMPTS = ["The Eiffel Tower is in the city of", "def add(a, b):\n    return a +
 @pytest.fixture(scope="module", params=[f"{engine} {name}" for engine in ENGINES for name in (*tiny.FAMILIES, SMOL)])
 def pair(request: pytest.FixtureRequest, booted: Callable[..., explorer.Session]) -> Iterator[Pair]:
     engine, name = request.param.split()
-    session = request.getfixturevalue("smol") if (engine, name) == ("vllm", SMOL) else booted(name, engine=engine)
+    as_elsewhere = {"dtype": "float32", "max_model_len": SMOL_LENGTH} if name == SMOL else {}
+    session = booted(name, engine=engine, **as_elsewhere)
     yield session, reference(session.model_path, engine)
 
 

@@ -1,4 +1,4 @@
-"""What a session refuses, before anything runs, and that nothing of it stays behind."""
+"""What a session refuses, before anything runs, and that nothing of it stays behind; in both engines."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_before_anything_runs(llama: explorer.Session, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_before_anything_runs(either: explorer.Session, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, words = REFUSED[name]
-    clean = llama.run(IDS, capture="all")
+    clean = either.run(IDS, capture="all")
     with monkeypatch.context() as patch:
-        patch.setattr(type(llama._engine), "execute", lambda *_: pytest.fail("something ran"))
-        for call in (llama.run, llama.compare):
+        patch.setattr(type(either._engine), "execute", lambda *_: pytest.fail("something ran"))
+        for call in (either.run, either.compare):
             with pytest.raises(SpecError) as error:
                 call(IDS, spec)
             message = str(error.value)
             assert isinstance(error.value, ValueError) and "\n" not in message
             missing = [word for word in words if word not in message]
             assert not missing, message
-    assert idle(llama)
-    assert same(llama.run(IDS, capture="all"), clean)
+    assert idle(either)
+    assert same(either.run(IDS, capture="all"), clean)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_refused_before_anything_runs(llama: explorer.Session, name: str, monkey
         (-9, "both", r"pos -9 is past the prompt, which has 8 tokens \(0 to 7\)"),
     ],
 )
-def test_positions_of_a_generation(llama: explorer.Session, pos: int, phase: str, words: str) -> None:
+def test_positions_of_a_generation(either: explorer.Session, pos: int, phase: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        llama.generate(IDS, Edit(HOOK, "suppress", pos=pos, phase=phase), max_new_tokens=5)
-    assert idle(llama)
+        either.generate(IDS, Edit(HOOK, "suppress", pos=pos, phase=phase), max_new_tokens=5)
+    assert idle(either)
 
 
-def test_a_batch_names_the_prompt(llama: explorer.Session) -> None:
+def test_a_batch_names_the_prompt(either: explorer.Session) -> None:
     with pytest.raises(SpecError, match=r"^prompt 2: edit 1 .*pos 5.*3 tokens"):
-        llama.run([IDS, IDS[:3]], Edit(HOOK, "suppress", pos=5))
+        either.run([IDS, IDS[:3]], Edit(HOOK, "suppress", pos=5))
     with pytest.raises(SpecError, match="3 specs for 2 prompts"):
-        llama.run([IDS, IDS], [None, None, None])
+        either.run([IDS, IDS], [None, None, None])
 
 
 PROMPTS: dict[str, tuple[Any, str]] = {
@@ -119,17 +119,17 @@ PROMPTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_prompts_that_cannot_run(llama: explorer.Session, name: str) -> None:
+def test_prompts_that_cannot_run(either: explorer.Session, name: str) -> None:
     prompt, words = PROMPTS[name]
-    clean = llama.run(IDS)
+    clean = either.run(IDS)
     with pytest.raises((ValueError, TypeError), match=words) as error:
-        llama.run(prompt)
+        either.run(prompt)
     assert "\n" not in str(error.value)
-    assert idle(llama) and same(llama.run(IDS), clean)
+    assert idle(either) and same(either.run(IDS), clean)
 
 
-def test_the_longest_prompt_runs(llama: explorer.Session) -> None:
-    run = llama.run([5] * 255, capture=HOOK)
+def test_the_longest_prompt_runs(either: explorer.Session) -> None:
+    run = either.run([5] * 255, capture=HOOK)
     assert run.rows == 255 == len(run[HOOK])
 
 
@@ -149,14 +149,14 @@ def test_the_longest_prompt_runs(llama: explorer.Session) -> None:
         ({"capture": len}, "function"),
     ],
 )
-def test_arguments_that_make_no_sense(llama: explorer.Session, arguments: dict[str, Any], words: str) -> None:
+def test_arguments_that_make_no_sense(either: explorer.Session, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        llama.run(IDS, **arguments)
-    assert idle(llama)
+        either.run(IDS, **arguments)
+    assert idle(either)
 
 
-def test_reading_what_was_not_captured(llama: explorer.Session) -> None:
-    run = llama.run(IDS, capture=HOOK)
+def test_reading_what_was_not_captured(either: explorer.Session) -> None:
+    run = either.run(IDS, capture=HOOK)
     with pytest.raises(KeyError, match=r"capture='blocks.1.hook_in'"):
         run["blocks.1.hook_in"]
     with pytest.raises(KeyError, match="capture="):
@@ -168,13 +168,13 @@ def test_reading_what_was_not_captured(llama: explorer.Session) -> None:
     assert torch.equal(run["blocks.0.hook_resid_post"], run[HOOK])
 
 
-def test_a_source_from_another_model(llama: explorer.Session, booted: Any) -> None:
+def test_a_source_from_another_model(either: explorer.Session, booted: Any) -> None:
     wide = booted("qwen2")  # d_model 128 against 96
     source = wide.run(IDS, capture=HOOK)
     with pytest.raises(SpecError, match=r"edit 1 .*128.*96"):
-        llama.run(IDS, Edit(HOOK, "patch", source=source))
+        either.run(IDS, Edit(HOOK, "patch", source=source))
     with pytest.raises(SpecError, match="another session"):
-        llama.run(IDS, Edit(HOOK, "patch", source=wide.run(IDS)))
+        either.run(IDS, Edit(HOOK, "patch", source=wide.run(IDS)))
     same_shape = booted("qwen3").run(IDS, capture=HOOK)
-    patched = llama.run(IDS, Edit(HOOK, "patch", source=same_shape), capture=HOOK)
+    patched = either.run(IDS, Edit(HOOK, "patch", source=same_shape), capture=HOOK)
     assert torch.equal(patched[HOOK], same_shape[HOOK])

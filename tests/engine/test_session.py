@@ -1,4 +1,4 @@
-"""The session on the real engine: batches, comparisons, tokens, and an engine that would answer wrongly."""
+"""The session on each engine: batches, comparisons, tokens, and an engine that would answer wrongly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from explorer import Edit, EngineError
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.engine import VllmEngine
 
-from .compare import idle, same, token_ids, worker
+from .compare import as_alone, holder, idle, same, token_ids
 from .conftest import ENGINES
 
 IDS = [1, 17, 45, 80, 31]
@@ -24,26 +24,27 @@ HOOK = "blocks.0.hook_out"
 EDIT = Edit(HOOK, "add", value=0.7, pos=2)
 
 
-def test_prompts_in_every_form(llama: explorer.Session) -> None:
-    want = llama.run(IDS)
+def test_prompts_in_every_form(either: explorer.Session) -> None:
+    want = either.run(IDS)
     for prompt in (tuple(IDS), np.array(IDS), torch.tensor(IDS), "<s> w14 w42 w77 w28"):
-        assert same(llama.run(prompt), want)
-    runs = llama.run(["<s> w14", IDS, np.array(IDS)])
-    assert [run.rows for run in runs] == [2, 5, 5] and same(runs[2], want)
-    assert [run.rows for run in llama.run([IDS])] == [5]
+        assert same(either.run(prompt), want)
+    runs = either.run(["<s> w14", IDS, np.array(IDS)])
+    assert [run.rows for run in runs] == [2, 5, 5] and as_alone(runs[2], want)
+    assert [run.rows for run in either.run([IDS])] == [5]
 
 
-def test_one_spec_for_all_or_one_a_prompt(llama: explorer.Session) -> None:
-    clean, edited = llama.run(IDS), llama.run(IDS, EDIT)
-    assert all(same(run, edited) for run in llama.run([IDS, IDS], [EDIT]))  # a flat list of Edits is one spec
-    assert all(same(run, edited) for run in llama.run([IDS, IDS], {HOOK: {"op": "add", "value": 0.7, "pos": 2}}))
-    mixed = llama.run([IDS, IDS, IDS], [None, [EDIT], {HOOK: {"op": "add", "value": 0.7, "pos": 2}}])
-    assert same(mixed[0], clean) and same(mixed[1], edited) and same(mixed[2], edited)
+def test_one_spec_for_all_or_one_a_prompt(either: explorer.Session) -> None:
+    clean, edited = either.run(IDS), either.run(IDS, EDIT)
+    assert all(as_alone(run, edited) for run in either.run([IDS, IDS], [EDIT]))  # a flat list of Edits is one spec
+    assert all(as_alone(run, edited) for run in either.run([IDS, IDS], {HOOK: {"op": "add", "value": 0.7, "pos": 2}}))
+    mixed = either.run([IDS, IDS, IDS], [None, [EDIT], {HOOK: {"op": "add", "value": 0.7, "pos": 2}}])
+    assert as_alone(mixed[0], clean) and as_alone(mixed[1], edited) and as_alone(mixed[2], edited)
 
 
-def test_comparisons_of_a_batch(llama: explorer.Session) -> None:
-    first, second = llama.compare([IDS, IDS[:3]], [[EDIT], None], capture=HOOK)
-    assert same(first.clean, llama.run(IDS, capture=HOOK)) and same(first.patched, llama.run(IDS, EDIT, capture=HOOK))
+def test_comparisons_of_a_batch(either: explorer.Session) -> None:
+    first, second = either.compare([IDS, IDS[:3]], [[EDIT], None], capture=HOOK)
+    assert as_alone(first.clean, either.run(IDS, capture=HOOK))
+    assert as_alone(first.patched, either.run(IDS, EDIT, capture=HOOK))
     assert second.kl() == 0.0 and first.kl() > 0.0
     p, q = first.clean.logits[-1].log_softmax(-1), first.patched.logits[-1].log_softmax(-1)
     assert first.kl() == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-5)
@@ -62,55 +63,56 @@ HOSTILE = [
 ]
 
 
-def test_hostile_prompts_are_only_text(smol: explorer.Session) -> None:
-    clean = smol.run("Yes")
-    for prompt, run in zip(HOSTILE, smol.run(HOSTILE, {HOOK: {"op": "scale", "factor": 1.1, "pos": -1}}), strict=True):
-        assert list(run.ids) == token_ids(smol, prompt)
+def test_hostile_prompts_are_only_text(either_smol: explorer.Session) -> None:
+    clean = either_smol.run("Yes")
+    runs = either_smol.run(HOSTILE, {HOOK: {"op": "scale", "factor": 1.1, "pos": -1}})
+    for prompt, run in zip(HOSTILE, runs, strict=True):
+        assert list(run.ids) == token_ids(either_smol, prompt)
         assert bool(torch.isfinite(run.logits).all()) and len(run.tokens) == run.rows
-    assert same(smol.run("Yes"), clean)
+    assert same(either_smol.run("Yes"), clean)
 
 
-def test_chat_uses_the_template(smol: explorer.Session) -> None:
-    tokens = smol.tokens("Hi", chat=True)
+def test_chat_uses_the_template(either_smol: explorer.Session) -> None:
+    tokens = either_smol.tokens("Hi", chat=True)
     assert tokens[0].text == "<|im_start|>" and tokens[0].special
-    assert smol.run("Hi", chat=True).ids == tuple(t.id for t in tokens)
-    assert len(smol.run("Hi").ids) == 1  # nothing is prepended silently
+    assert either_smol.run("Hi", chat=True).ids == tuple(t.id for t in tokens)
+    assert len(either_smol.run("Hi").ids) == 1  # nothing is prepended silently
 
 
-def test_logits_now_or_later_are_the_same(llama: explorer.Session) -> None:
-    now, later = llama.run(IDS, logits=True), llama.run(IDS)
+def test_logits_now_or_later_are_the_same(either: explorer.Session) -> None:
+    now, later = either.run(IDS, logits=True), either.run(IDS)
     assert torch.equal(now.logits, later.logits)
-    assert torch.equal(later.logits, llama.run(IDS, capture="logits")["unembed.hook_out"])
+    assert torch.equal(later.logits, either.run(IDS, capture="logits")["unembed.hook_out"])
     assert torch.equal(later.logits_at(-1), later.logits[-1])
     assert later.top(1, position=1)[0].id == int(later.logits[1].argmax())
 
 
-def test_captures_are_copies(llama: explorer.Session) -> None:
-    run = llama.run(IDS, capture="all")
-    want = llama.run(IDS, capture="all")
+def test_captures_are_copies(either: explorer.Session) -> None:
+    run = either.run(IDS, capture="all")
+    want = either.run(IDS, capture="all")
     for name in run.captured:
         run[name].zero_()
-    assert same(llama.run(IDS, capture="all"), want)
+    assert same(either.run(IDS, capture="all"), want)
 
 
 @pytest.mark.parametrize(
     ("capture", "edits", "words"), [(HOOK, None, "captured 0 rows of 5"), ((), EDIT, "0 rows of 1")]
 )
 def test_a_hook_that_does_not_fire_is_an_error(
-    llama: explorer.Session, monkeypatch: pytest.MonkeyPatch, capture: Any, edits: Any, words: str
+    either: explorer.Session, monkeypatch: pytest.MonkeyPatch, capture: Any, edits: Any, words: str
 ) -> None:
     # silence would look like an edit without effect
     class Handle:
         def remove(self) -> None: ...
 
-    clean = llama.run(IDS, capture="all")
-    taps = worker(llama)._taps
+    clean = either.run(IDS, capture="all")
+    taps = holder(either)._taps
     with monkeypatch.context() as patch:
         patch.setitem(taps, HOOK, dataclasses.replace(taps[HOOK], attach=lambda handler: Handle()))
         with pytest.raises(EngineError, match=words):
-            llama.run(IDS, edits, capture)
-    assert idle(llama)
-    assert same(llama.run(IDS, capture="all"), clean)
+            either.run(IDS, edits, capture)
+    assert idle(either)
+    assert same(either.run(IDS, capture="all"), clean)
 
 
 def test_a_first_forward_that_fails_frees_the_engine(

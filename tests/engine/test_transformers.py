@@ -1,4 +1,4 @@
-"""The transformers engine: generation, sources, batches, manners. Its parity and edits are tested with vLLM's."""
+"""What is the transformers engine's own: batches, odd models, manners. All else is tested with vLLM's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import explorer
-from explorer import BootError, Cancelled
+from explorer import BootError
 from explorer.engine.transformers import attention
 from explorer.engine.transformers import engine as subject
 
 from .. import tiny
-from .compare import relative
+from .compare import idle, relative
 
 IDS = [1, 17, 45, 80, 31, 9, 120, 64, 33, 52]
 
@@ -26,39 +26,6 @@ IDS = [1, 17, 45, 80, 31, 9, 120, 64, 33, 52]
 @pytest.fixture(scope="module")
 def session(booted: Callable[..., explorer.Session]) -> explorer.Session:
     return booted("llama", engine="transformers")
-
-
-def hooks(session: explorer.Session) -> int:
-    """Hooks attached to the model, those on rotated queries and keys included."""
-    lm = session._engine._lm
-    attached = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in lm.modules())
-    return attached + sum(len(attention._readers.get(m, ())) for m in lm.modules())
-
-
-def test_generation_as_vllm(session: explorer.Session, llama: explorer.Session) -> None:
-    steer = explorer.Edit("blocks.0.hook_out", "scale", factor=1.7, phase="both")
-    late = explorer.Edit("blocks.1.attn.hook_rot_k", "suppress", head=1, phase="decode")
-    for edits in (None, steer, late):
-        ours, theirs = (s.generate([IDS, IDS[:3]], edits, max_new_tokens=9, capture="all") for s in (session, llama))
-        for got, want in zip(ours, theirs, strict=True):
-            assert got.ids == want.ids and got.rows == want.rows
-            assert relative(got.logits, want.logits) <= 1e-4
-            for name in got.captured:
-                if session.hooks[name].component != "scores":
-                    assert relative(got[name], want[name]) <= 1e-4, name
-
-
-def test_sources_as_vllm(session: explorer.Session, llama: explorer.Session) -> None:
-    recipe = {"ids": IDS[::-1], "edits": {"blocks.0.hook_in": {"op": "patch", "source": [7] * 10, "pos": [2, 5]}}}
-    spec = {"blocks.1.hook_in": {"op": "patch", "source": recipe, "pos": "3:6", "source_pos": [0, 9, 4]}}
-    assert relative(session.run(IDS, spec).logits, llama.run(IDS, spec).logits) <= 1e-4
-    run = session.run(IDS[::-1], capture="blocks.0.hook_out")
-    for source in (run, session.run(IDS[::-1])):
-        patched = session.run(
-            IDS, explorer.Edit("blocks.0.hook_out", "patch", source=source), capture="blocks.0.hook_out"
-        )
-        assert relative(patched["blocks.0.hook_out"], run["blocks.0.hook_out"]) <= 1e-5
-    assert not session._engine._rows.held
 
 
 def test_parameters_and_fires(session: explorer.Session) -> None:
@@ -75,7 +42,7 @@ def test_parameters_and_fires(session: explorer.Session) -> None:
         ("blocks.0.hook_out", "blocks.1.attn.hook_rot_q", "blocks.1.attn.hook_rot_k"), 1
     )
     session.worker.detach()
-    assert hooks(session) == 0 and not session._engine._rows.held
+    assert idle(session)
 
 
 # positions that are learned, added to scores, or end at a window: padding must not move them
@@ -93,37 +60,6 @@ def test_batches_by_tokens() -> None:
     states = [subject._Running(None, [0] * n, [], None) for n in (3, 5, 2, 9, 1)]  # type: ignore[arg-type]
     assert [[len(s.ids) for s in b] for b in subject._batches(states, 10)] == [[3, 5], [2], [9], [1]]
     assert [[len(s.ids) for s in b] for b in subject._batches(states, 1)] == [[3], [5], [2], [9], [1]]
-
-
-def test_seeds_and_stops(session: explorer.Session) -> None:
-    first, again, other = (
-        session.generate(IDS, max_new_tokens=12, temperature=2.0, seed=seed).generated for seed in (1, 1, 2)
-    )
-    assert first == again != other
-    free = session.generate(IDS, max_new_tokens=12, temperature=2.0).generated
-    assert free != session.generate(IDS, max_new_tokens=12, temperature=2.0).generated
-    greedy = session.generate(IDS, max_new_tokens=12)
-    word = greedy.text.split()[3]
-    stopped = session.generate(IDS, max_new_tokens=12, stop=word)
-    assert word in stopped.text and greedy.generated[: len(stopped.generated)] == stopped.generated
-    assert len(stopped.generated) < 12
-
-
-def test_the_end_of_text_ends_it(tiny_folder: Callable[[str], Path], booted: Callable[..., explorer.Session]) -> None:
-    with explorer.boot(tiny_folder("llama"), engine="transformers") as own:
-        second = own.generate(IDS, max_new_tokens=2).generated[1]
-        own._engine._stop_ids = {second}
-        assert own.generate(IDS, max_new_tokens=9).generated[-1] == second
-
-
-def test_idle_and_after_an_error_nothing_is_attached(session: explorer.Session) -> None:
-    clean = session.run(IDS).logits
-    assert hooks(session) == 0
-    job = session.jobs.submit(lambda job: (job.cancel(), session.run(IDS, capture="all")))
-    with pytest.raises(Cancelled):
-        job.result()
-    assert hooks(session) == 0 and not session._engine._rows.held
-    assert torch.equal(session.run(IDS).logits, clean)
 
 
 def from_heads(run: explorer.Run, layer: int) -> torch.Tensor:

@@ -39,6 +39,7 @@ NEUTRAL = {
     "disable_log_stats": True,
     "enable_prefix_caching": False,
 }
+COLDEST = 0.01  # of sampling, as in vLLM: logits divided by much less overflow
 STUDIED = 12  # tokens of the first forward pass
 TRIED = (Convention(fused=False, by_group=True), Convention(fused=False, by_group=False))
 
@@ -115,7 +116,7 @@ class TransformersEngine:
             apart=self._parts.apart or any(name.endswith("hook_mlp_out") for name in missing),
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def execute(
         self, requests: Sequence[Request], progress: Callable[[int, int], None], cancelled: Callable[[], bool]
     ) -> list[Result]:
@@ -123,15 +124,17 @@ class TransformersEngine:
         try:
             self._rows.held |= {r.key: self._rows.prepare(r.edits, r.capture) for r in requests}
             states = [_Running(r, list(r.ids), [], self._sampler(r)) for r in requests]
-            running = states
+            running, done = states, 0
             while running:
                 going = []
                 for batch in _batches(running, self._batch_tokens):
                     if cancelled():
                         raise Cancelled("cancelled")
                     self._pass(batch)
-                    going += [state for state in batch if self._goes_on(state)]
-                    progress(len(requests) - len(running) + len(batch), len(requests))
+                    on = [state for state in batch if self._goes_on(state)]
+                    going += on
+                    done += len(batch) - len(on)
+                    progress(done, len(requests))
                 running = going
             results = [self._result(state) for state in states]
         except BaseException:
@@ -140,7 +143,7 @@ class TransformersEngine:
         self.release([r.key for r in requests if not r.hold])
         return results
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, head_rows: torch.Tensor) -> torch.Tensor:
         """See `Engine.logits`."""
         one = torch.zeros(1, 1, dtype=torch.long, device=self._device)
@@ -190,7 +193,7 @@ class TransformersEngine:
         for span, row in zip(spans, logits, strict=True):
             span.held.last_logits = row.clone()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _study(
         self, shape: ModelShape, treated: Mapping[int, Attention], tokens: int
     ) -> tuple[dict[str, Tap], dict[str, str]]:
@@ -227,7 +230,7 @@ class TransformersEngine:
         if request.temperature == 0:
             token = int(logits.argmax())
         else:
-            chances = torch.softmax(logits.cpu() / request.temperature, dim=-1)
+            chances = torch.softmax(logits.cpu() / max(request.temperature, COLDEST), dim=-1)
             token = int(torch.multinomial(chances, 1, generator=state.sampler))
         state.generated.append(token)
         stopped = token in self._stop_ids or (request.stop is not None and request.stop(state.generated))
