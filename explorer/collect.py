@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -23,6 +24,7 @@ MANIFEST = "collection.json"
 FORMAT = 1
 BATCH_PROMPTS = 256
 BATCH_TOKENS = 2048
+BATCH_BYTES = 2**28  # of rows; a batch has fewer tokens where each takes more
 
 
 def collect(
@@ -52,11 +54,9 @@ def collect(
         _skip(stream, shard, done)
         done += shard["prompts"]
     progress(done, total)
-    for batch in _batches(stream):
-        runs = session.run(batch, capture=names)
+    for batch in _batches(stream, _tokens_at_once(session, names)):
         file = f"shard-{len(manifest['shards']):05d}.safetensors"
-        _write(folder / file, names, runs, done)
-        rows = sum(run.rows for run in runs)
+        rows = _write(folder / file, names, session.run(batch, capture=names), done)
         manifest["shards"].append({"file": file, "prompts": len(batch), "rows": rows, "ids": _digest(batch)})
         _save(folder, manifest)
         done += len(batch)
@@ -131,12 +131,18 @@ def _skip(stream: Iterator[tuple[int, ...]], shard: dict[str, Any], done: int) -
         )
 
 
-def _batches(stream: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """In order, as many together as make up one batch."""
+def _tokens_at_once(session: Session, names: Sequence[str]) -> int:
+    """How many tokens a batch may have for its rows to take no more than `BATCH_BYTES`."""
+    numbers = sum(math.prod(session.hooks.find(name).shape) for name in names)
+    return max(1, min(BATCH_TOKENS, BATCH_BYTES // (numbers * session.model.dtype.itemsize)))
+
+
+def _batches(stream: Iterable[tuple[int, ...]], most: int) -> Iterator[list[tuple[int, ...]]]:
+    """In order, as many together as have at most that many tokens; a prompt that has more is a batch of its own."""
     batch: list[tuple[int, ...]] = []
     tokens = 0
     for ids in stream:
-        if batch and (tokens + len(ids) > BATCH_TOKENS or len(batch) == BATCH_PROMPTS):
+        if batch and (tokens + len(ids) > most or len(batch) == BATCH_PROMPTS):
             yield batch
             batch, tokens = [], 0
         batch.append(ids)
@@ -145,8 +151,11 @@ def _batches(stream: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]
         yield batch
 
 
-def _write(path: Path, names: Sequence[str], runs: Sequence[Run], first: int) -> None:
-    """One shard: the rows of each hook, and for each row its prompt (over the collection), position and token."""
+def _write(path: Path, names: Sequence[str], runs: Sequence[Run], first: int) -> int:
+    """One shard: the rows of each hook, and for each row its prompt (over the collection), position and token.
+
+    Returns how many rows it has.
+    """
     tensors = {name: torch.cat([run[name] for run in runs]) for name in names}
     tensors["prompt"] = torch.cat([torch.full((run.rows,), first + i) for i, run in enumerate(runs)])
     tensors["position"] = torch.cat([torch.arange(run.rows) for run in runs])
@@ -154,6 +163,7 @@ def _write(path: Path, names: Sequence[str], runs: Sequence[Run], first: int) ->
     partial = path.with_suffix(".partial")
     save_file(tensors, partial)
     os.replace(partial, path)
+    return len(tensors["token"])
 
 
 def _save(folder: Path, manifest: dict[str, Any]) -> None:

@@ -258,6 +258,8 @@ class Session:
     ) -> Path:
         """Stream the activations of many prompts to safetensors shards, at bounded memory; returns the folder.
 
+        What is held at a time are the rows of one batch, a shard: at most 2048 tokens and 256 MiB of rows (one prompt's
+        rows where a single one has more), and while the shard is put together as much again.
         Each shard `shard-00000.safetensors` holds a tensor `(rows, ...)` for each hook, and for each row its `prompt`
         (counted over all prompts from 0), `position` and `token`. `collection.json` lists the shards. An interrupted
         collection goes on where it was when it is asked for again with the same prompts.

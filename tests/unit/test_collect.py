@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,32 @@ def test_an_iterable_is_read_as_it_is_needed(session: Session, tmp_path: Path) -
 
 class Interrupted(Exception):
     pass
+
+
+def test_memory_is_bounded_by_bytes_however_wide_the_hooks(session: Session, tmp_path: Path, monkeypatch) -> None:
+    wide = [point.name for point in session.hooks if point.editable]
+    a_token = sum(session.run([3], capture=wide)[name].nbytes for name in wide)
+    bound = 3 * a_token + 1
+    monkeypatch.setattr(collect, "BATCH_BYTES", bound)
+    batches: list[list[int]] = []  # the tokens of its prompts
+    held: list[weakref.ref[torch.Tensor]] = []
+    run = session.run
+
+    def counted(batch, capture):
+        assert all(ref() is None for ref in held), "rows of an earlier batch are still held"
+        runs = run(batch, capture=capture)
+        held[:] = [weakref.ref(r[name]) for r in runs for name in capture]
+        batches.append([r.rows for r in runs])
+        taken = sum(r[name].nbytes for r in runs for name in capture)
+        assert taken <= bound or len(runs) == 1
+        return runs
+
+    monkeypatch.setattr(session, "run", counted)
+    session.collect(prompts(), wide, tmp_path / "wide", lambda *_: None)
+    assert batches == [[1, 2], [3], [4], [5], [1, 2], [3], [4]]  # no more prompts than fit, and no fewer
+    batches.clear()
+    session.collect(prompts(), HOOKS[:1], tmp_path / "narrow", lambda *_: None)
+    assert max(map(sum, batches)) > 3  # the bound on tokens, of narrow hooks
 
 
 def test_an_interrupted_collection_goes_on(session: Session, tmp_path: Path, monkeypatch) -> None:
