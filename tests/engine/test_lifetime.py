@@ -16,6 +16,7 @@ import pytest
 
 import explorer
 
+from .compare import plain_twin, tensor_bytes
 from .conftest import SMOL
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,20 @@ def test_five_boots_leave_no_more_than_one() -> None:
     after = json.loads(done.stdout.splitlines()[-1])
     print([round(size / 2**30, 2) for size in after])
     assert after[-1] <= after[0] * 1.05
+
+
+def test_hooks_take_no_memory_until_something_is_captured(tiny_folder: Callable[[str], Path]) -> None:
+    nothing = tensor_bytes()
+    with plain_twin(str(tiny_folder("llama"))):
+        plain = tensor_bytes()
+        with explorer.boot(tiny_folder("llama")) as session:
+            idle = tensor_bytes()
+            assert idle - plain <= plain - nothing
+            run = session.run([1, 5, 9], capture="all")
+            assert tensor_bytes() >= idle + sum(run[f"blocks.{i}.hook_out"].nbytes for i in (0, 1))
+            del run
+            session.compare([1, 5, 9], {"blocks.0.hook_out": {"op": "add", "value": [0.5] * 96}}, capture="all")
+            assert tensor_bytes() == idle
 
 
 def test_what_a_closed_session_says_and_keeps(fresh: dict[str, Any]) -> None:
