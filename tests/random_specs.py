@@ -66,6 +66,7 @@ class Author:
         Without `constant`, `set` gives no row one number throughout.
         """
         self.points = [p for p in session.hooks if p.editable]
+        self.read_only = [p.name for p in session.hooks if p.available and not p.editable]
         self.vocabulary = session.model.shape.d_vocab
         self.kept = kept
         self.generated = generated
@@ -338,8 +339,7 @@ def _renamed(author: Author, edit: Edit, point: HookPoint, prompt: int) -> Edit:
 
 
 def _read_only(author: Author, edit: Edit, point: HookPoint, prompt: int) -> Edit:
-    names = ("blocks.0.attn.hook_pattern", "blocks.1.attn.hook_attn_scores", "ln_final.hook_normalized", "logits")
-    return replace(edit, hook=author.rng.choice(names))
+    return replace(edit, hook=author.rng.choice((*author.read_only, "logits")))
 
 
 def _counts_that_differ(author: Author, edit: Edit, point: HookPoint, prompt: int) -> Edit:
