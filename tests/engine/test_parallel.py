@@ -178,6 +178,18 @@ def test_every_parameter_as_in_the_checkpoint(session: explorer.Session) -> None
         session.worker.parameter("forward")
 
 
+def test_a_question_that_fails_leaves_it_usable(session: explorer.Session) -> None:
+    before = session.run(IDS)
+    with pytest.raises(explorer.EngineError, match="a worker failed at explorer_logits: RuntimeError: "):
+        session._call(lambda engine, job: engine.logits(torch.zeros(2, 5)))
+    with pytest.raises(explorer.EngineError, match="a worker failed at explorer_parameter: AttributeError: "):
+        session.worker.parameter(5)  # type: ignore[arg-type]
+    broken = explorer.engine.protocol.Request("broken", (3, 4), capture=("blocks.9.hook_out",))
+    with pytest.raises(explorer.EngineError, match=r"failed at explorer_open: ValueError: no tap for blocks\.9"):
+        session._call(lambda engine, job: engine.execute([broken], job.progress, lambda: False))
+    assert_same(session.run(IDS), before)
+
+
 def test_cancel_and_interrupts_leave_it_usable(session: explorer.Session) -> None:
     before = session.run(IDS, capture="all")
     seen: list[int] = []

@@ -159,7 +159,15 @@ class VllmEngine:
                 internals.lifetime.left()
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
-        return self._ask(internals.rpc, method, *args)
+        """Ask each worker. One that cannot answer says so: the workers go on, and the error is raised here."""
+        if self._shares:
+            return self._ask(internals.rpc, method, *args)
+        answers = self._ask(internals.rpc, "explorer_answer", method, *args)
+        for answer in answers:
+            if "raised" in answer:
+                kind = torch.OutOfMemoryError if answer["raised"] == "OutOfMemoryError" else EngineError
+                raise kind(f"a worker failed at {method}: {answer['raised']}: {answer['says']}")
+        return [answer["answer"] for answer in answers]
 
     def _ask(self, ask: Callable[..., list[Any]], *args: Any) -> list[Any]:
         """Have the workers do something. A worker process that dies or fails meanwhile is the end of all of them."""

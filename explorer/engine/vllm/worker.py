@@ -90,6 +90,13 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
 
     # what the engine asks for
 
+    def explorer_answer(self, method: str, *args: Any) -> dict[str, Any]:
+        """What a method answers, or what it raised: an error that left one of several workers would end them all."""
+        try:
+            return {"answer": getattr(self, method)(*args)}
+        except Exception as error:
+            return {"raised": type(error).__name__, "says": str(error)}
+
     def explorer_describe(self) -> dict[str, Any]:
         """Sizes, dtype and device of the model, how each layer's attention treats its scores, and what is held here.
 
