@@ -9,7 +9,8 @@ import torch
 
 import explorer
 
-from .compare import as_alone, ask_plain, in_transformers, log_probs, relative, same, token_ids
+from ..reference import reference
+from .compare import as_alone, ask_plain, core, in_transformers, log_probs, relative, same, token_ids
 from .conftest import ENGINES, SMOL, SMOL_LENGTH
 
 EIFFEL = "The Eiffel Tower is in the city of"
@@ -190,6 +191,21 @@ def test_an_edit_that_makes_nan_does_not_spoil_its_neighbours(either: explorer.S
         runs = either.run(prompts, specs)
         assert not torch.isfinite(runs[spoilt].logits_at()).all()
         assert all(same(run, clean[n]) for n, run in enumerate(runs) if n != spoilt)
+
+
+def test_cache_that_layers_with_a_window_gave_back(booted: Callable[..., explorer.Session]) -> None:
+    """They do so while their request goes on. Whoever gets it next keeps what it writes there, spoilt or not."""
+    session = booted("gemma3", block_size=32, max_num_seqs=3, max_num_batched_tokens=64, kv_cache_memory_bytes=2**20)
+    kinds = core(session).scheduler.kv_cache_config.kv_cache_groups
+    assert len(kinds) == 2, "this test shows nothing"
+    nothing = {"op": "scale", "factor": 1.0, "phase": "both"}  # but two edits may hide what they spoil
+    prompts = [
+        [(7 * n + i) % 150 + 3 for i in range(length)] for n, length in enumerate((170, 40, 75, 130, 30, 90) * 3)
+    ]
+    specs = [None if n % 3 == 0 else {f"blocks.{i}.hook_out": nothing for i in (0, 1)} for n in range(len(prompts))]
+    ref = reference(session.model_path)
+    for run in session.generate(prompts, specs, max_new_tokens=60):
+        assert relative(run.logits, ref.run(run.fed).logits) <= 1e-4
 
 
 @pytest.mark.parametrize("layer", [0, 12, 29])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -57,68 +56,99 @@ def test_edits_of_other_stages_count() -> None:
     assert may_spoil(one, finite)
 
 
+def test_after_a_pass_that_failed_whoever_edits_may_have_spoilt() -> None:
+    assert may_spoil(span("blocks.3.hook_out"), None)
+    assert not may_spoil(span(), None)
+
+
 class Runner(SimpleNamespace):
-    """The parts of vLLM's runner that say who has which block: `who` maps request ids to (computed tokens, blocks)."""
+    """The parts of vLLM's runner that hold the cache: two layers, each 6 blocks of NaN.
 
-    def __init__(self, axis: int) -> None:
-        cache = torch.full((6, 2) if axis == 0 else (2, 6), float("nan"))
-        starts = SimpleNamespace(np=None)  # rows do not matter here
-        super().__init__(
-            query_start_loc=starts, kv_cache_config=SimpleNamespace(num_blocks=6), kv_caches=[cache, cache.clone()]
-        )
+    `parts`: how many blocks an attention kernel counts where the scheduler counts one. `axis`: where they are counted.
+    """
 
-    def step(self, **who: tuple[int, list[int]]) -> None:
-        table = np.zeros((len(who), 3), dtype=np.int32)
-        for row, (_, blocks) in enumerate(who.values()):
-            table[row, : len(blocks)] = blocks
-        counts = np.array([len(blocks) for _, blocks in who.values()])
-        tables = [SimpleNamespace(block_table=SimpleNamespace(np=table), num_blocks_per_row=counts)]
-        self.input_batch = SimpleNamespace(
-            req_ids=list(who),
-            num_computed_tokens_cpu=np.array([computed for computed, _ in who.values()]),
-            block_table=SimpleNamespace(block_tables=tables),
-        )
+    def __init__(self, axis: int = 0, parts: int = 1, blocks: int = 6) -> None:
+        shape = (blocks * parts, 2, 3, 4) if axis == 0 else (2, blocks * parts, 3, 4)
+        caches = [torch.full(shape, float("nan")) for _ in range(2)]
+        self.axis, self.parts, self.blocks = axis, parts, blocks
+        super().__init__(kv_cache_config=SimpleNamespace(num_blocks=blocks), kv_caches=caches)
 
     def clean(self) -> set[int]:
-        """The blocks without NaN, the same in every layer."""
+        """The blocks without a NaN, as the scheduler counts them; the others are untouched."""
         per_layer = []
         for cache in self.kv_caches:
-            blocks = cache if cache.shape[0] == 6 else cache.T
-            per_layer.append({i for i in range(6) if not blocks[i].isnan().any()})
+            nan = cache.movedim(self.axis, 0).reshape(self.blocks, -1).isnan()
+            assert all(block.all() or not block.any() for block in nan)
+            per_layer.append({i for i, block in enumerate(nan) if not block.any()})
         assert per_layer[0] == per_layer[1]
         return per_layer[0]
 
 
+def gets(request: str, *blocks: int, starts: bool = False) -> internals.Given:
+    return internals.Given(request, starts, list(blocks))
+
+
+@pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_spoilt_block_is_zeroed_when_another_request_gets_it(axis: int) -> None:
-    runner = Runner(axis)
+def test_a_spoilt_block_is_zeroed_when_another_request_gets_it(axis: int, parts: int) -> None:
+    runner = Runner(axis, parts)
     blocks = Blocks(runner)
-    runner.step(a=(0, [1, 2]), b=(0, [3]))
-    blocks.spoil(0)
-    runner.step(a=(5, [1, 2]), b=(5, [3]))
-    blocks.clean()
+    blocks.give((), [gets("a", 1, 2, starts=True), gets("b", 3, starts=True)])
+    blocks.spoil("a")
+    blocks.give((), [gets("b", 4)])
     assert runner.clean() == set()  # a still reads its own
-    runner.step(b=(6, [3, 2]))
-    blocks.clean()
+    blocks.give({"a"}, [gets("b", 2)])
     assert runner.clean() == {2}
-    runner.step(c=(0, [1, 4]))
-    blocks.clean()
+    blocks.give((), [gets("c", 1, 5, starts=True)])
     assert runner.clean() == {1, 2}
-    assert internals.request_count(runner) == 1
+
+
+def test_blocks_that_come_later_are_spoilt_as_well() -> None:
+    runner = Runner()
+    blocks = Blocks(runner)
+    blocks.give((), [gets("a", 1, starts=True)])
+    blocks.give((), [gets("a", 2)])
+    blocks.spoil("a")
+    blocks.give({"a"}, [gets("b", 1, 2, starts=True)])
+    assert runner.clean() == {1, 2}
+
+
+def test_a_block_that_was_taken_back_is_its_new_owners() -> None:
+    """Layers with a window give blocks back while the request goes on; their new owner reads what it spoilt there."""
+    runner = Runner()
+    blocks = Blocks(runner)
+    blocks.give((), [gets("long", 1, 2, starts=True)])
+    blocks.give((), [gets("edited", 1, starts=True), gets("long", 3)])
+    blocks.spoil("edited")
+    blocks.give((), [gets("long", 4)])
+    assert runner.clean() == set()
+    blocks.spoil("long")  # of what it had
+    blocks.give({"edited"}, [gets("next", 1, 2, starts=True)])
+    assert runner.clean() == {1, 2}
 
 
 def test_a_spoilt_block_is_zeroed_when_its_request_starts_over() -> None:
-    runner = Runner(0)
+    runner = Runner()
     blocks = Blocks(runner)
-    runner.step(a=(0, [1]))
-    blocks.spoil(0)
-    runner.step(a=(0, [1]))
-    blocks.clean()
+    blocks.give((), [gets("a", 1, 2, starts=True)])
+    blocks.spoil("a")
+    blocks.give((), [gets("a", 1, 3, starts=True)])
     assert runner.clean() == {1}
+    blocks.spoil("a")
+    blocks.give({"a"}, [gets("b", 3, starts=True)])
+    assert runner.clean() == {1, 3}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_only_block_that_there_is(axis: int) -> None:
+    """Of two blocks vLLM keeps one; an axis of two may be keys and values."""
+    runner = Runner(axis, blocks=2)
+    internals.zero_blocks(runner, [1])
+    assert 1 in runner.clean()
 
 
 def test_a_cache_of_another_layout_is_an_error() -> None:
-    runner = Runner(0)
+    runner = Runner()
     runner.kv_caches = [torch.zeros(5, 7)]
     with pytest.raises(EngineError, match=r"cache of shape \(5, 7\) has no axis of 6 blocks"):
         internals.zero_blocks(runner, [1])

@@ -27,7 +27,10 @@ class Base:
     def load_model(self) -> None:
         stack = Stack()
         self.model_runner = SimpleNamespace(
-            model=stack, _model_forward=lambda: self.forward(), device=torch.device("cpu")
+            model=stack,
+            _model_forward=lambda: self.forward(),
+            execute_model=lambda scheduled: self.model_runner._model_forward(),
+            device=torch.device("cpu"),
         )
         self.steps: list[tuple[str, list[int]]] = []
 
@@ -54,23 +57,29 @@ def worker(monkeypatch):
     def scheduled(runner):
         row = 0
         for key, ids in made.steps:
-            yield {"explorer": key} if key else {}, row, len(ids), 0
+            yield key, {"explorer": key} if key else {}, row, len(ids), 0
             row += len(ids)
 
     monkeypatch.setattr(internals, "scheduled", scheduled)
     made.uncompiled = []
     monkeypatch.setattr(internals, "run_uncompiled", lambda: made.uncompiled.append(len(made.steps)))
-    monkeypatch.setattr(internals, "blocks", lambda runner, index: (made.steps[index][0], True, [index]))
     step(made, nobody=[1, 2, 3])  # the first forward pass is the study's
     made.uncompiled.clear()
     return made
 
 
+def schedule(worker, **prompts: list[int]) -> SimpleNamespace:
+    """A step in which each named request feeds its whole prompt, to block 1, 2 and so on."""
+    worker.steps = [(key if key != "nobody" else "", ids) for key, ids in prompts.items()]
+    new = [SimpleNamespace(req_id=key, block_ids=([1 + n],)) for n, (key, _) in enumerate(worker.steps)]
+    known = SimpleNamespace(req_ids=[], new_block_ids=[])
+    return SimpleNamespace(finished_req_ids=[], scheduled_new_reqs=new, scheduled_cached_reqs=known)
+
+
 def step(worker, **prompts: list[int]) -> torch.Tensor:
     """One step in which each named request feeds its whole prompt."""
-    worker.steps = [(key if key != "nobody" else "", ids) for key, ids in prompts.items()]
     assert worker.model_runner.model.hooks() == 0
-    hidden = worker.model_runner._model_forward()
+    hidden = worker.model_runner.execute_model(schedule(worker, **prompts))
     assert worker.model_runner.model.hooks() == 0
     ends = torch.tensor([len(ids) for ids in prompts.values()]).cumsum(0) - 1
     worker.model_runner.model.compute_logits(hidden[ends])
@@ -188,10 +197,31 @@ def test_logits_outside_a_step_are_nobodys(worker):
 
 def test_a_step_that_fails_leaves_no_hook(worker):
     worker.explorer_open([{"key": "a", "capture": ["blocks.0.hook_out"], "edits": []}], {})
-    worker.steps = [("a", [3, 99])]  # an id past the vocabulary
     with pytest.raises(IndexError):
-        worker.model_runner._model_forward()
+        step(worker, a=[3, 99])  # an id past the vocabulary
     assert worker.model_runner.model.hooks() == 0
+
+
+def test_what_an_edit_wrote_before_a_step_failed_is_cleared(worker, monkeypatch):
+    zeroed = []
+    monkeypatch.setattr(internals, "zero_blocks", lambda runner, blocks: zeroed.append(blocks))
+    edit = wire("blocks.0.hook_out", "suppress", [0])
+    worker.explorer_open(
+        [{"key": "a", "capture": [], "edits": [edit]}, {"key": "b", "capture": ["embed.hook_out"], "edits": []}], {}
+    )
+    last = worker.model_runner.model.model.norm.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        worker.model_runner.execute_model(schedule(worker, b=[3], a=[1, 5]))
+    last.remove()
+    step(worker, c=[3], d=[1])
+    assert zeroed == [[2]]
+
+
+def test_a_question_that_cannot_be_answered_is_an_answer(worker):
+    assert worker.explorer_answer("explorer_fires") == {"answer": {}}
+    says = worker.explorer_answer("explorer_logits", pack(torch.randn(2, 5)))
+    assert says["raised"] == "RuntimeError" and "shapes cannot be multiplied" in says["says"]
+    assert worker.explorer_answer("explorer_read", ["nobody"]) == {"raised": "KeyError", "says": "'nobody'"}
 
 
 def test_what_it_says_of_the_model(worker, monkeypatch):

@@ -6,7 +6,7 @@ times NaN is NaN: without this, one extreme edit would spoil runs long after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,40 +17,40 @@ from . import internals
 KEYS_AND_VALUES = ("attn.k.hook_out", "attn.v.hook_out", "attn.hook_rot_k")
 
 
-def may_spoil(span: Span, outputs: Sequence[torch.Tensor]) -> bool:
+def may_spoil(span: Span, outputs: Sequence[torch.Tensor] | None) -> bool:
     """Whether keys or values of these rows may be NaN or infinite.
 
     An edit of anything but keys or values shows in what the pipeline stage puts out, tensors `(rows, d_model)`: the
-    last hidden state, or what the next stage goes on with. A second edit, on whatever stage, may hide it.
+    last hidden state, or what the next stage goes on with; None after a pass that failed midway. A second edit, on
+    whatever stage, may hide it.
     """
     edits = {*span.held.edits, *span.held.elsewhere}
     if not edits:
         return False
-    if len(edits) > 1 or any(name.endswith(KEYS_AND_VALUES) for name in edits):
+    if outputs is None or len(edits) > 1 or any(name.endswith(KEYS_AND_VALUES) for name in edits):
         return True
     return not all(bool(torch.isfinite(x[span.row : span.row + span.count]).all()) for x in outputs)
 
 
 class Blocks:
-    """The spoilt blocks of one model runner, and the requests that spoilt them."""
+    """The blocks of one model runner: whose they are, and which are spoilt."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        self._spoilt: dict[int, str] = {}
+        self._spoilt: set[int] = set()
+        self._given: dict[str, list[int]] = {}  # request -> its blocks; vLLM may have taken some of them back already
 
-    def spoil(self, index: int) -> None:
-        """The request at this index of the step may have spoilt the blocks it has."""
-        request, _, blocks = internals.blocks(self._runner, index)
-        self._spoilt |= dict.fromkeys(blocks, request)
+    def give(self, over: Collection[str], given: Sequence[internals.Given]) -> None:
+        """Before a step: who is over, and who gets blocks. Spoilt ones are zeroed: nobody else has them any more."""
+        for request in over:
+            self._given.pop(request, None)
+        for request, starts, blocks in given:
+            self._given[request] = blocks if starts else self._given[request] + blocks
+        stale = self._spoilt.intersection(block for _, _, blocks in given for block in blocks)
+        if stale:
+            internals.zero_blocks(self._runner, sorted(stale))
+            self._spoilt -= stale
 
-    def clean(self) -> None:
-        """Before a step: zero every spoilt block that another request, or the same one starting over, has got."""
-        if not self._spoilt:
-            return
-        stale: list[int] = []
-        for index in range(internals.request_count(self._runner)):
-            request, starts, blocks = internals.blocks(self._runner, index)
-            stale += [b for b in blocks if b in self._spoilt and (starts or self._spoilt[b] != request)]
-        for block in stale:
-            del self._spoilt[block]
-        internals.zero_blocks(self._runner, stale)
+    def spoil(self, request: str) -> None:
+        """This request may have spoilt the blocks it has."""
+        self._spoilt.update(self._given[request])

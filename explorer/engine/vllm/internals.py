@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from threading import Thread
 from typing import Any, NamedTuple
 
@@ -188,39 +189,60 @@ def wrap_head(runner: Any, after: Callable[[torch.Tensor], None]) -> Callable[[t
     return head
 
 
-def scheduled(runner: Any) -> Iterator[tuple[dict[str, Any], int, int, int]]:
-    """For each request in this step, in row order: `extra_args`, first row, row count, position of the first row."""
-    steps = _steps(runner)
+def scheduled(runner: Any) -> Iterator[tuple[str, dict[str, Any], int, int, int]]:
+    """Each request of this step, in row order: id, `extra_args`, first row, row count, position of the first row."""
+    steps = getattr(runner, "explorer", None) or _V1(runner)
     ids, starts, computed = steps.batch()
     for i, request_id in enumerate(ids):
         first = int(starts[i])
-        yield steps.extra_args(request_id) or {}, first, int(starts[i + 1]) - first, int(computed[i])
+        yield request_id, steps.extra_args(request_id) or {}, first, int(starts[i + 1]) - first, int(computed[i])
 
 
-def request_count(runner: Any) -> int:
-    """How many requests are in this step."""
-    return len(_steps(runner).batch()[0])
+class Given(NamedTuple):
+    """Cache blocks that vLLM gives a request for a step, and whether it `starts` (over) there.
+
+    A block's id is one among all, also where layers of different kinds have blocks of their own: what one kind holds
+    no other does.
+    """
+
+    request: str
+    starts: bool
+    blocks: list[int]
 
 
-def blocks(runner: Any, index: int) -> tuple[str, bool, list[int]]:
-    """Of the request at an index of this step: its id, whether this is its first step, and its cache blocks."""
-    steps = _steps(runner)
-    ids, _, computed = steps.batch()
-    return ids[index], int(computed[index]) == 0, steps.blocks(index)
+def wrap_schedule(runner: Any, before: Callable[[set[str], list[Given]], None]) -> None:
+    """Tell `before`, ahead of each step, which requests are over and which get blocks of the key-value cache."""
+    execute = runner.execute_model
+
+    def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        known = scheduled.scheduled_cached_reqs
+        given = [Given(new.req_id, True, list(chain(*new.block_ids))) for new in scheduled.scheduled_new_reqs]
+        for name, blocks in zip(known.req_ids, known.new_block_ids, strict=True):
+            if blocks is not None:
+                given.append(Given(name, name in known.resumed_req_ids, list(chain(*blocks))))
+        before(set(scheduled.finished_req_ids), given)
+        return execute(scheduled, *args, **kwargs)
+
+    runner.execute_model = execute_model
 
 
-def zero_blocks(runner: Any, blocks: list[int]) -> None:
-    """Zero blocks of the key-value cache in every layer."""
-    if blocks:
-        count = runner.kv_cache_config.num_blocks
-        for cache in runner.kv_caches:
-            axes = [axis for axis in (0, 1) if cache.shape[axis] == count]  # some backends put keys and values first
-            if not axes:
-                raise EngineError(
-                    f"cache of shape {tuple(cache.shape)} has no axis of {count} blocks; please report this"
-                )
-            axis = axes[0]
-            cache.index_fill_(axis, torch.tensor(blocks, device=cache.device), 0)
+@torch.inference_mode()
+def zero_blocks(runner: Any, blocks: Sequence[int]) -> None:
+    """Zero blocks of the key-value cache, as vLLM's scheduler counts them, in every layer.
+
+    An attention kernel may count smaller ones: then each is several neighbours there.
+    """
+    count = runner.kv_cache_config.num_blocks
+    for cache in runner.kv_caches:
+        axes = [axis for axis in (0, 1) if cache.shape[axis] % count == 0]  # some backends put keys and values first
+        if not axes:
+            raise EngineError(f"cache of shape {tuple(cache.shape)} has no axis of {count} blocks; please report this")
+        if count == 2:  # of which vLLM gives out one, and an axis of 2 may be keys and values
+            cache.zero_()
+            continue
+        parts = cache.shape[axes[0]] // count
+        index = torch.tensor(blocks)[:, None] * parts + torch.arange(parts)
+        cache.index_fill_(axes[0], index.flatten().to(cache.device), 0)
 
 
 def cache_bytes(runner: Any) -> int:
@@ -332,10 +354,6 @@ class _V1:
     def extra_args(self, request_id: str) -> dict[str, Any] | None:
         return self._runner.requests[request_id].sampling_params.extra_args  # type: ignore[no-any-return]
 
-    def blocks(self, index: int) -> list[int]:
-        tables = self._runner.input_batch.block_table.block_tables
-        return [int(b) for t in tables for b in t.block_table.np[index, : t.num_blocks_per_row[index]]]
-
 
 class _V2:
     """Steps of the V2 model runner: it keeps neither the parameters of its requests nor the batch that it runs."""
@@ -392,11 +410,6 @@ class _V2:
     def extra_args(self, request_id: str) -> dict[str, Any] | None:
         return self._extra_args[request_id]
 
-    def blocks(self, index: int) -> list[int]:
-        row, tables = self._batch.idx_mapping_np[index], self._runner.block_tables
-        pairs = zip(tables.block_tables, tables.num_blocks.np, strict=True)
-        return [b for table, counts in pairs for b in table.gpu[row, : counts[row]].tolist()]
-
 
 class _Surrounded:
     """A model whose calls are surrounded; everything else is its own."""
@@ -409,10 +422,6 @@ class _Surrounded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
-
-
-def _steps(runner: Any) -> _V1 | _V2:
-    return getattr(runner, "explorer", None) or _V1(runner)
 
 
 # what the engine needs

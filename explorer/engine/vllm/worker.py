@@ -65,6 +65,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         self._blocks = Blocks(self.model_runner)
         self._spans: list[Span | None] = []
         internals.prepare_stage(self.model_runner)
+        internals.wrap_schedule(self.model_runner, self._blocks.give)
         internals.wrap_forward(self.model_runner, self._step)
         self._head = internals.wrap_head(self.model_runner, self._keep_logits)
 
@@ -191,12 +192,26 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         return result
 
     def _step(self, forward: Callable[[], Any]) -> Any:
-        self._spans = []
-        for extra, row, count, start in internals.scheduled(self.model_runner):
+        self._spans, ours = [], {}
+        for request, extra, row, count, start in internals.scheduled(self.model_runner):
             held = self._rows.held.get(extra.get("explorer", ""))
-            self._spans.append(None if held is None else Span(held, row, count, start))
-        ours = [span for span in self._spans if span is not None]
-        self._blocks.clean()
+            if held is not None:
+                ours[request] = Span(held, row, count, start)
+            self._spans.append(ours.get(request))
+        outputs = None
+        try:
+            hidden = self._forward(forward, list(ours.values()))
+            outputs = internals.stage_outputs(hidden)
+        finally:  # a pass that failed may have written to the cache before
+            for request, span in ours.items():
+                if may_spoil(span, outputs):
+                    self._blocks.spoil(request)
+        if self._place.last_stage:
+            for span in ours.values():
+                span.keep_head_rows(hidden)
+        return hidden
+
+    def _forward(self, forward: Callable[[], Any], ours: list[Span]) -> Any:
         with contextlib.ExitStack() as attached:
             work = self._rows.work(ours)
             if work:
@@ -205,15 +220,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
                 handle = self._taps[name].attach(partial(self._rows.handle, name, spans))
                 attached.callback(handle.remove)
             unknown = self._missing is None and self._refused is None
-            hidden = self._study(forward) if unknown and self._spans else forward()
-        outputs = internals.stage_outputs(hidden)
-        for i, span in enumerate(self._spans):
-            if span is not None:
-                if self._place.last_stage:
-                    span.keep_head_rows(hidden)
-                if may_spoil(span, outputs):
-                    self._blocks.spoil(i)
-        return hidden
+            return self._study(forward) if unknown and self._spans else forward()
 
     def _keep_logits(self, logits: torch.Tensor) -> None:
         spans, self._spans = self._spans, []
