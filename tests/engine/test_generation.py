@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -123,6 +125,13 @@ def test_sampling_repeats_with_its_seed(either: explorer.Session) -> None:
     others = {either.generate(IDS, seed=seed, **hot).generated for seed in range(5)}
     assert len(others) > 1
     assert either.generate(IDS, **hot).generated != either.generate(IDS, **hot).generated  # another seed each time
+
+
+def test_sampling_leaves_the_random_numbers_of_the_user_alone(either: explorer.Session) -> None:
+    # vLLM's V2 runner would seed from numpy's. PyTorch's are drawn from by its V1 sampler on a CPU, seed or no seed.
+    before = repr(np.random.get_state()), random.getstate()
+    either.generate(IDS, max_new_tokens=8, temperature=1.5)
+    assert (repr(np.random.get_state()), random.getstate()) == before
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 5e-324])

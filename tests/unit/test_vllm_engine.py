@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -151,6 +152,36 @@ def test_a_worker_process_that_fails_is_the_end_of_all(engine, monkeypatch, died
     monkeypatch.setattr(internals.lifetime, "left", lambda: None)
     engine.close()
     assert freed == [True]
+
+
+@pytest.mark.parametrize(("raised", "kind"), [("KeyError", EngineError), ("OutOfMemoryError", torch.OutOfMemoryError)])
+def test_a_question_that_a_worker_process_cannot_answer_is_not_its_end(engine, monkeypatch, raised, kind):
+    asked = []
+
+    def rpc(llm, *question):
+        asked.append(question)
+        return [{"answer": {"x": 1}}, {"raised": raised, "says": "no"} if len(asked) == 1 else {"answer": {"x": 1}}]
+
+    engine._shares = False
+    monkeypatch.setattr(internals, "in_processes", lambda llm: True)
+    monkeypatch.setattr(internals, "rpc", rpc)
+    with pytest.raises(kind, match=f"a worker failed at explorer_fires: {raised}: no"):
+        engine.fires()
+    assert engine.fires() == {"x": 1}
+    assert asked == [("explorer_answer", "explorer_fires")] * 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_without_a_seed_gets_one_of_its_own(monkeypatch, temperature):
+    """Else vLLM's V2 runner takes one from numpy's random numbers, which are the user's."""
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    kinds = SimpleNamespace(FINAL_ONLY=0, CUMULATIVE=1)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", SimpleNamespace(RequestOutputKind=kinds))
+    made = subject.VllmEngine.__new__(subject.VllmEngine)
+    made._stop_ids = []
+    seeds = [made._params(Request("a", (1,), temperature=temperature)).seed for _ in range(3)]
+    assert len(set(seeds)) == 3 and all(0 <= seed < 2**63 for seed in seeds)
+    assert made._params(Request("a", (1,), temperature=temperature, seed=0)).seed == 0
 
 
 def test_an_error_of_the_only_worker_is_its_own(engine, monkeypatch):

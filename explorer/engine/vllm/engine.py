@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -190,7 +191,8 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY if request.stop is None else RequestOutputKind.CUMULATIVE,
             max_tokens=max(1, request.max_new_tokens),  # vLLM always samples; a run of the prompt alone drops the token
             temperature=request.temperature,
-            seed=request.seed,
+            # the V2 runner would take one from numpy's random numbers, which are the user's
+            seed=secrets.randbits(63) if request.seed is None else request.seed,
             stop_token_ids=self._stop_ids,
             detokenize=False,
             extra_args={"explorer": request.key},

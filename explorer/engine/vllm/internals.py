@@ -362,9 +362,6 @@ class _V2:
         self._runner = runner
         self._extra_args: dict[str, dict[str, Any] | None] = {}
         self._batch: Any = None  # None outside a step: vLLM measures and warms up with forward passes of nobody
-        self._random = (
-            np.random.RandomState().get_state()
-        )  # a request without a seed gets one from numpy: not the user's
         add, prepare = runner.add_requests, runner.prepare_inputs
 
         def add_requests(scheduled: Any) -> None:
@@ -372,13 +369,7 @@ class _V2:
                 self._extra_args.pop(request_id, None)
             for new in scheduled.scheduled_new_reqs:
                 self._extra_args[new.req_id] = new.sampling_params.extra_args
-            users = np.random.get_state()
-            np.random.set_state(self._random)
-            try:
-                add(scheduled)
-            finally:
-                self._random = np.random.get_state()
-                np.random.set_state(users)
+            add(scheduled)
 
         def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
             self._batch = prepare(*args, **kwargs)
