@@ -48,8 +48,13 @@ def source_positions(pos: Any, source_pos: Any, phase: str, extent: Extent, refu
     """Where a patch reads: `source_pos` anywhere in the source; without it what `pos` chooses, there."""
     if source_pos is not None:
         return positions(source_pos, "both", extent, "source_pos", "source", refuse)
-    if phase == "decode" and not (_everywhere(pos) and extent.rows > extent.prompt):
-        phase = "both"  # ints are absolute; the source may be longer or shorter than the prompt
+    if phase == "decode":
+        generated = range(extent.prompt, extent.rows)
+        if _everywhere(pos) or (isinstance(pos, str) and pos.lstrip().startswith(":")):  # from the first generated on
+            if not generated:
+                return generated
+        else:
+            phase = "both"  # numbers are absolute; the source may be longer or shorter than the prompt
     return positions(pos, phase, extent, "pos", "source", refuse)
 
 

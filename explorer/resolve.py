@@ -85,10 +85,9 @@ def _resolve(
         raise SpecError(str(error), index) from None
     source_rows = tuple(source_positions(edit.pos, edit.source_pos, edit.phase, source_extent, refuse))
     if len(source_rows) != len(rows):
-        raise refuse(
-            f"pos chooses {plural(len(rows), 'position')} of the prompt but {plural(len(source_rows), 'position')} "
-            "of the source; give pos and source_pos of equal count"
-        )
+        counts = f"{plural(len(rows), 'position')} of the prompt but {plural(len(source_rows), 'position')}"
+        others = ", or a source run that generated as many tokens" if edit.phase == "decode" else ""
+        raise refuse(f"pos chooses {counts} of the source; give pos and source_pos of equal count{others}")
     if isinstance(values, str):
         return RowEdit(point.name, "patch", rows, heads, source=(values, source_rows))
     block = values[list(source_rows)].reshape(len(rows), point.heads or 1, point.shape[-1])

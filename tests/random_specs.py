@@ -266,9 +266,8 @@ def repeat(pos: Any, phase: str, length: Length, source: Length) -> list[int] | 
     if pos is None or (isinstance(pos, str) and pos in ("all", "last")):
         if isinstance(pos, str) and pos == "last":
             return [source.prompt - 1]
-        generated = phase == "decode" and source.rows > source.prompt
-        first = source.prompt if generated else 0
-        return list(range(first, source.prompt if phase == "prompt" else source.rows))
+        first = source.prompt if phase == "decode" else 0
+        return list(range(first, source.prompt if phase == "prompt" else source.rows)) or None
     if isinstance(pos, str):
         return None  # slices are cut to each one's own length: left to the other tests
     rows = [int(p) + source.prompt if p < 0 else int(p) for p in np.atleast_1d(np.asarray(pos))]

@@ -766,6 +766,19 @@ def test_the_phase_of_a_patch():
     assert patched(GENERATING, GENERATING).source == ("key", tuple(range(5)))
     assert patched(GENERATING, Extent(9, 9), phase="decode", pos=6).source == ("key", (6,))
     assert patched(GENERATING, Extent(3, 3), phase="decode", source_pos="all").source == ("key", (0, 1, 2))
+    assert patched(GENERATING, Extent(4, 7), phase="decode", pos="::2").source == ("key", (4, 6))
+    assert patched(GENERATING, Extent(2, 8), phase="decode", pos="6:").source == ("key", (6, 7))
+
+
+@pytest.mark.parametrize("pos", [None, "all", ":", "::1"])
+def test_generated_tokens_are_not_patched_from_a_prompt(pos):
+    """Not even where it has as many."""
+    with pytest.raises(SpecError, match=r"^edit 1 \(blocks.1.hook_out, patch\): ") as refused:
+        patched(GENERATING, Extent(3, 3), phase="decode", pos=pos)
+    assert "pos chooses 3 positions of the prompt but 0 positions of the source; give pos and source_pos of " in str(
+        refused.value
+    )
+    assert "or a source run that generated as many tokens" in str(refused.value)
 
 
 def test_values_that_a_run_holds_are_set():
