@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ def find_taps(parts: Parts, shape: ModelShape, convention: Convention = LLAMA) -
     for i, layer in parts.layers.items():
         taps |= {f"blocks.{i}.{name}": tap for name, tap in _in_layer(layer, shape, convention).items()}
     if parts.norm is not None:
-        like = next(parts.inner.parameters()).new_empty(width)
+        like = _like(parts.norm, parts.inner).new_empty(width)
         eps, centred = epsilon(parts.norm, like), subtracts_mean(parts.norm, like)
         last = normalized(parts.norm, eps, lambda args: stream(args, convention.fused), centred)
         taps["ln_final.hook_normalized"] = Tap(last, width)
@@ -72,6 +73,15 @@ def _in_layer(layer: Layer, shape: ModelShape, convention: Convention) -> dict[s
     if layer.down is not None:
         taps["mlp.out.hook_in"] = Tap(argument(layer.down, 0), (shape.d_mlp,))
     return taps
+
+
+def _like(norm: nn.Module, model: nn.Module) -> torch.Tensor:
+    """A tensor of a dtype and device that the norm takes: its own weight, or where it has none (OLMo) of the model.
+
+    The model's first one may be packed: integers, or numbers of 8 bits.
+    """
+    tensors = chain(norm.parameters(), model.parameters())
+    return next(x for x in tensors if x.is_floating_point() and x.itemsize > 1)
 
 
 def _embedded(parts: Parts, embedding: nn.Module) -> Attach:

@@ -25,13 +25,15 @@ NO_ROTARY = "this layer has no rotary embedding: attention reads the queries and
 NOT_ADDED = "what these modules put out is not what this layer adds to the stream, and what comes between is not known"
 NOT_REPLAYED = "the pattern replayed from its queries and keys is not the one that its attention used"
 PARALLEL = "attention and MLP read the same stream (a parallel block): there is none between them"
-SILENT = "its module did not run in a forward pass"
+SHARED = "this layer has no keys and values of its own: it reads those of another layer"
+SILENT = "nothing came through it in a forward pass"
 SPARSE = "the MLP is a mixture of experts: a token has no one row of neurons"
 
 LATENT_HOOKS = (
     *("attn.q.hook_out", "attn.k.hook_out", "attn.v.hook_out", "attn.hook_rot_q", "attn.hook_rot_k"),
     *("attn.hook_attn_scores", "attn.hook_pattern", "attn.o.hook_in"),
 )
+SHARED_HOOKS = ("attn.k.hook_out", "attn.v.hook_out", "attn.hook_attn_scores", "attn.hook_pattern")
 PROJECTED = ("attn.q.hook_out", "attn.k.hook_out", "attn.v.hook_out")
 
 Rows = dict[str, torch.Tensor]  # hook point -> the rows `(rows, width)` that it held
@@ -169,6 +171,8 @@ def _missing_here(layer: Layer, seen: Mapping[str, torch.Tensor]) -> dict[str, s
         missing["mlp.out.hook_in"] = SPARSE
     if not layer.qkv or "attn.hook_rot_q" not in seen:
         missing |= dict.fromkeys(LATENT_HOOKS, LATENT)
+    elif "attn.hook_rot_k" not in seen:
+        missing |= dict.fromkeys(SHARED_HOOKS, SHARED)
     elif same(seen.get("attn.k.hook_out"), seen.get("attn.hook_rot_k")):  # transformers' OPT scales queries before
         missing |= dict.fromkeys(("attn.hook_rot_q", "attn.hook_rot_k"), NO_ROTARY)
     return missing

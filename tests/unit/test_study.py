@@ -122,6 +122,18 @@ def test_a_module_that_does_not_run():
     assert missing["blocks.0.hook_attn_out"] == study.SILENT
 
 
+def test_a_layer_that_reads_the_keys_and_values_of_another():
+    stack = Stack(layer=OneTensor)
+    first, second = (layer.self_attn for layer in stack.model.layers)
+    kept = []
+    own, first.attn.forward = first.attn.forward, lambda q, k, v: kept.append((k, v)) or own(q, k, v)
+    second.attn.forward = lambda q, k, v: own(q, *kept[-1])
+    second.forward = lambda positions, x: second.o_proj(second.attn(second.qkv_proj(x)[0][:, :8], None, None))[0]
+    _, _, missing = studied(stack)
+    wanted = dict.fromkeys((f"blocks.1.{name}" for name in study.SHARED_HOOKS), study.SHARED)
+    assert missing == wanted | {"blocks.1.attn.hook_rot_k": study.SILENT}
+
+
 def test_a_layer_with_fewer_neurons():
     stack = Stack()
     mlp = stack.model.layers[1].mlp

@@ -148,6 +148,46 @@ def test_only_the_columns_of_the_projection_change():
     assert torch.equal(v, before["blocks.0.attn.v.hook_out"])
 
 
+def test_what_attention_reads_where_its_forward_was_wrapped_already():
+    stack = Stack()
+    attend = stack.model.layers[0].self_attn.attn
+    calls = []
+    wrapper = lambda *args, own=attend.forward: calls.append(len(args)) or own(*args)  # noqa: E731
+    attend.forward = wrapper
+    out = stack(IDS)
+    q, k = (reads(stack.model.layers[0].self_attn)(i) for i in (0, 1))
+    handles = [q(lambda x: None), k(lambda x: (torch.tensor([1]), torch.zeros(1, 4)))]
+    assert not torch.equal(stack(IDS), out)
+    for handle in handles:
+        handle.remove()
+    assert vars(attend)["forward"] is wrapper
+    assert torch.equal(stack(IDS), out) and calls == [3, 3, 3]
+
+
+def test_keys_that_another_layer_has_are_not_read():
+    stack = Stack()
+    layer, seen = stack.model.layers[0].self_attn, []
+    layer.attn.forward = lambda q, k, v: q
+    layer.forward = lambda positions, hidden_states: layer.o_proj(
+        layer.attn.forward(layer.qkv_proj(hidden_states)[0][:, :8], None, None)
+    )[0]
+    handles = [reads(layer)(i)(lambda x, i=i: seen.append(i)) for i in range(3)]
+    stack(IDS)
+    for handle in handles:
+        handle.remove()
+    assert seen == [0]
+
+
+@pytest.mark.parametrize("packed", [torch.int32, torch.float8_e4m3fn])
+def test_the_last_norm_is_tried_in_its_own_dtype_not_in_that_of_packed_weights(packed):
+    stack = Stack(torch.bfloat16)
+    stack.model.embed_tokens.weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=packed), requires_grad=False)
+    dtypes = set()
+    stack.model.norm.register_forward_pre_hook(lambda _, args: dtypes.add(args[0].dtype))
+    find_taps(find_parts(stack, reads), SHAPE)
+    assert dtypes == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("layer", [OneTensor, PostNorms, NormsOnly])
 def test_the_middle_of_the_stream_is_what_is_added_back(layer):
     stack, fused = Stack(layer=layer), layer is PostNorms

@@ -16,8 +16,15 @@ from . import internals
 # Where both hold alike the first is taken: a stream that is one tensor is edited in place.
 TRIED = (Convention(fused=False, by_group=False), Convention(fused=True, by_group=True))
 
-# attention module -> what handles its arguments in this pass, by position
-_readers: weakref.WeakKeyDictionary[nn.Module, list[tuple[int, Handler]]] = weakref.WeakKeyDictionary()
+
+class _Readers(NamedTuple):
+    """What handles an attention module's arguments in this pass, by position; and the `forward` of its own it had."""
+
+    handlers: list[tuple[int, Handler]]
+    before: Any  # None: its class's
+
+
+_readers: weakref.WeakKeyDictionary[nn.Module, _Readers] = weakref.WeakKeyDictionary()
 
 
 def reads(attention: nn.Module) -> Reads | None:
@@ -33,9 +40,13 @@ class _Passed(NamedTuple):
     reader: tuple[int, Handler]
 
     def remove(self) -> None:
-        _readers[self.module].remove(self.reader)
-        if not _readers[self.module]:
-            del _readers[self.module], self.module.__dict__["forward"]
+        handlers, before = _readers[self.module]
+        handlers.remove(self.reader)
+        if handlers:
+            return
+        del _readers[self.module], self.module.__dict__["forward"]
+        if before is not None:
+            self.module.__dict__["forward"] = before
 
 
 def passed(module: nn.Module, position: int) -> Attach:
@@ -43,8 +54,9 @@ def passed(module: nn.Module, position: int) -> Attach:
 
     def attach(handler: Handler) -> Handle:
         if module not in _readers:
+            _readers[module] = _Readers([], module.__dict__.get("forward"))
             module.__dict__["forward"] = _reading(module, module.forward)
-        _readers.setdefault(module, []).append((position, handler))
+        _readers[module].handlers.append((position, handler))
         return _Passed(module, (position, handler))
 
     return attach
@@ -53,7 +65,9 @@ def passed(module: nn.Module, position: int) -> Attach:
 def _reading(module: nn.Module, forward: Any) -> Any:
     def read(*args: Any, **kwargs: Any) -> Any:
         given = list(args)
-        for position, handler in _readers[module]:
+        for position, handler in _readers[module].handlers:
+            if given[position] is None:  # keys and values that another layer has
+                continue
             edited = handler(flat(given[position], 1))
             if edited is not None:
                 given[position] = replace(given[position], edited, 1)
