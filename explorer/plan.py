@@ -83,8 +83,8 @@ class Plan:
                     return extent, rows
                 if not run.made_in(self._catalogue):
                     raise SpecError(
-                        f"{where}: the source run is another session's and did not capture {point.name}; "
-                        f"run it there with capture={point.name!r}"
+                        f"{where}: the source run is from another session, or from before a reboot, and did not "
+                        f"capture {point.name}; run it again with capture={point.name!r}"
                     )
             planned = self._source(origin, where)
             planned.capture[point.name] = None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .engine.protocol import Engine, Request, Result
-from .errors import BootError, SessionClosed, SpecError
+from .errors import BootError, ExplorerError, SessionClosed, SpecError
 from .hooks import Catalogue
 from .jobs import Job, Jobs
 from .models import hub_options, resolve
@@ -36,6 +36,7 @@ Build = Callable[[Callable[[str], None]], Engine]  # given how to show progress
 
 GONE = "the session is closed: logits that were not read are gone, and nothing can run; boot a new one"
 FAILED = "the session has no engine since its reboot failed; call session.reboot() again"
+BUSY = "the engine is in the middle of a run: ask when it is over, or submit a job to session.jobs from here"
 REBOOTED = "the session was rebooted after this run: logits that were not read by then are gone; run it again"
 
 # TransformerLens's boot_vllm has to be told at boot what will be used later; nothing has to be told here.
@@ -162,6 +163,7 @@ class Session:
         self._build = build
         self._tokenizer = tokenizer
         self._engines: list[Engine] = []  # one, or none after a reboot that failed
+        self._busy = False  # whether the worker thread is at work in the engine
         self._finalizer = weakref.finalize(self, jobs.close, partial(_close, self._engines))
         self._adopt(engine)
 
@@ -305,18 +307,20 @@ class Session:
         """Boot the same model with the same arguments into this session again, whatever has become of its engine.
 
         What is left of the engine is freed first. `hooks`, `info` and `model` are new afterwards; earlier Runs stay
-        readable, but for logits not read yet. When it fails the session has no engine: call it again.
+        readable, but for logits not read yet. When it fails the session has no engine: call it again. Like every method
+        it may be called in a job, but not in what a run calls while it goes on (`on_progress`).
         """
         build = self._build
         if build is None or self.jobs.closed:
             raise SessionClosed(GONE)
 
         def again(job: Job) -> None:
-            _close(self._engines, job)
-            self._adopt(build(line))
+            with _one_boot, _environment_kept():  # not while it waits for its turn: the job before it may boot as well
+                _close(self._engines, job)
+                self._adopt(build(line))
 
-        with _one_boot, _environment_kept(), StatusLine(self.name) as line:
-            self.jobs.call(again)
+        with StatusLine(self.name) as line:
+            self._in_turn(again)
             line.say(f"{self!r}; ready in {line.seconds:.1f} s")
 
     def __enter__(self) -> Session:
@@ -383,7 +387,21 @@ class Session:
     def _call(self, fn: Callable[[Engine, Job], Any]) -> Any:
         if self.jobs.closed:
             raise SessionClosed(GONE)
-        return self.jobs.call(lambda job: fn(self._engine, job))
+        return self._in_turn(lambda job: fn(self._engine, job))
+
+    def _in_turn(self, fn: Callable[[Job], Any]) -> Any:
+        """Run `fn(job)` in the worker thread, when the engine has nothing else to do."""
+
+        def run(job: Job) -> Any:
+            if self._busy:
+                raise ExplorerError(BUSY)
+            self._busy = True
+            try:
+                return fn(job)
+            finally:
+                self._busy = False
+
+        return self.jobs.call(run)
 
     @property
     def _engine(self) -> Engine:

@@ -173,7 +173,7 @@ def test_a_source_from_another_model(either: explorer.Session, booted: Any) -> N
     source = wide.run(IDS, capture=HOOK)
     with pytest.raises(SpecError, match=r"edit 1 .*128.*96"):
         either.run(IDS, Edit(HOOK, "patch", source=source))
-    with pytest.raises(SpecError, match="another session"):
+    with pytest.raises(SpecError, match="from another session, or from before a reboot"):
         either.run(IDS, Edit(HOOK, "patch", source=wide.run(IDS)))
     same_shape = booted("qwen3").run(IDS, capture=HOOK)
     patched = either.run(IDS, Edit(HOOK, "patch", source=same_shape), capture=HOOK)

@@ -112,7 +112,7 @@ def test_a_run_that_did_not_is_run_again(plan):
 
 
 def test_a_run_of_another_session_is_not_run_here(plan):
-    with pytest.raises(SpecError, match=r"edit 1 .*another session's .*run it there with capture='blocks.0.hook_out'"):
+    with pytest.raises(SpecError, match=r"edit 1 .*another session.*run it again with capture='blocks.0.hook_out'"):
         plan.add((3, 4, 5), patch(HeldRun(torch.zeros(3, 8), ours=False), "blocks.0.hook_out"))
 
 

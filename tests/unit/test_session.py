@@ -210,7 +210,7 @@ def test_a_run_of_another_session_must_hold_what_is_patched(session):
     with fake.session(fake.FakeEngine(seed=1)) as other:
         captured, bare = other.run(A, capture=STREAM), other.run(A)
     assert torch.equal(session.run(A, Edit(STREAM, "patch", source=captured), capture=STREAM)[STREAM], captured[STREAM])
-    with pytest.raises(SpecError, match="another session's and did not capture"):
+    with pytest.raises(SpecError, match="from another session, or from before a reboot, and did not capture"):
         session.run(A, Edit(STREAM, "patch", source=bare))
 
 
@@ -561,6 +561,8 @@ def test_reboot_takes_a_new_engine_for_the_same_session():
     assert torch.equal(unread.logits_at(), read.logits_at())
     patched = session.run([3, 4], explorer.Edit("blocks.0.hook_out", "patch", source=read))
     assert torch.equal(patched.logits, read.logits)  # what a run holds can still be patched from
+    with pytest.raises(SpecError, match=r"from before a reboot, and did not capture blocks\.0\.hook_out; run it again"):
+        session.run([3, 4], explorer.Edit("blocks.0.hook_out", "patch", source=unread))
     session.close()
     assert [engine.closed for engine in engines] == [1, 1, 0]
     with pytest.raises(explorer.SessionClosed, match="session is closed"):
@@ -587,6 +589,45 @@ def test_a_reboot_that_fails_can_be_tried_again():
     assert session.run([3]).rows == 1
     session.close()
     assert engines[1].closed == 1
+
+
+def test_a_job_may_reboot_while_others_wait_to():
+    made = explorer.Session(
+        "fake", "fake/model", fake.FakeEngine(), fake.words(), explorer.jobs.Jobs("fake"), lambda _: fake.FakeEngine()
+    )
+    others = threading.Thread(target=made.reboot)
+
+    def reboot(job):
+        others.start()
+        while not made.jobs._queue:
+            time.sleep(0.01)
+        made.reboot()
+
+    job = made.jobs.submit(reboot)
+    job.result(timeout=10)
+    others.join(10)
+    assert not others.is_alive()
+    assert made.run([3]).rows == 1
+    made.close()
+
+
+@pytest.mark.parametrize("ask", ["reboot", "run"])
+def test_what_a_run_calls_while_it_goes_on_cannot_have_the_engine(ask):
+    made = explorer.Session(
+        "fake", "fake/model", fake.FakeEngine(), fake.words(), explorer.jobs.Jobs("fake"), lambda _: fake.FakeEngine()
+    )
+    engine = made._engine
+    question = {"reboot": made.reboot, "run": lambda: made.run([3])}[ask]
+    job = made.jobs.submit(lambda job: made.run([[3], [4]]), on_progress=lambda *_: question())
+    with pytest.raises(explorer.ExplorerError, match=r"in the middle of a run: .* submit a job to session\.jobs"):
+        job.result(timeout=10)
+    assert made._engine is engine and not engine.closed
+    assert made.run([3]).rows == 1
+    done = made.jobs.submit(lambda job: made.run([3]))  # its callbacks come when the engine is free again
+    done.add_done_callback(lambda job: question())
+    done.result(timeout=10)
+    assert made.run([3]).rows == 1
+    made.close()
 
 
 def test_a_session_without_a_recipe_cannot_reboot():
