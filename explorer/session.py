@@ -75,10 +75,11 @@ def boot(
         max_num_batched_tokens: tokens in one forward pass; longer prompts run in chunks.
         tensor_parallel_size, pipeline_parallel_size: worker processes that share heads and neurons, and layers; see
             docs/parallel.md.
-        vllm_kwargs: any other keyword of `vllm.LLM`.
+        vllm_kwargs: other keywords of `vllm.LLM`, `hf_token` among them; those that captures stand on are locked, see
+            the README. The transformers engine takes a few of them.
 
-    Raises `BootError` (a ValueError), one sentence, before weights load; ImportError with the install line where vLLM
-    is missing.
+    Raises `BootError` (a ValueError), one sentence: before weights load, or after the first forward pass for what only
+    that shows of a model; ImportError with the install line where vLLM is missing.
     """
     if engine not in ("auto", "vllm", "transformers"):
         raise BootError(f"boot: engine must be 'vllm', 'transformers' or 'auto', not {engine!r}")

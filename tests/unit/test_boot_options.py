@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -60,6 +61,11 @@ def test_good_options_pass():
     check_options({"dtype": "float32", "max_model_len": 64, "gpu_memory_utilization": 1, "max_num_seqs": None}, KNOWN)
     check_options({name: value for name, (value, _) in LOCKED.items()}, KNOWN)
     check_options({"additional_config": {"mine": 1}}, KNOWN)
+
+
+def test_the_readme_names_the_locked_with_their_reasons():
+    rows = [f"| `{name}` | `{value!r}` | {reason} |" for name, (value, reason) in LOCKED.items()]
+    assert "\n".join(rows) + "\n\n" in (Path(__file__).parents[2] / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", sorted(LOCKED))
@@ -377,6 +383,55 @@ def test_vllm_finds_a_descriptor_where_stdout_has_none(monkeypatch):
     with internals._descriptor_of_stdout():  # nothing else changes
         print("hello")
     assert sys.stdout.getvalue() == "hello\n"
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """As much of vLLM as `construct` touches; `vllm.LLM` is yet to be set."""
+    fake = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    layers = SimpleNamespace(rotary_embedding=SimpleNamespace(_ROPE_DICT={}))
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.layers", layers)
+    monkeypatch.setattr(torch.accelerator, "synchronize", None)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", None)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    return fake
+
+
+def test_the_token_reaches_the_download_of_weights(monkeypatch, vllm, on_cpu):
+    """vLLM reads the configuration with its `hf_token`; for the weights huggingface_hub looks for one itself."""
+    from huggingface_hub import get_token
+
+    monkeypatch.setenv("HF_TOKEN", "from outside")
+    vllm.LLM = lambda **options: (get_token(), options.get("hf_token"))
+    assert internals.construct("anything", {}) == ("from outside", None)
+    assert internals.construct("anything", {"hf_token": True}) == ("from outside", True)
+    assert internals.construct("anything", {"hf_token": "of the call"}) == ("of the call", "of the call")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("cpu", "options", "kept"),
+    [(False, {}, True), (True, {"tensor_parallel_size": 2}, True), (True, {}, False)],
+)
+def test_pytorch_keeps_its_threads_where_it_does_not_compute_the_model(monkeypatch, vllm, cpu, options, kept, fails):
+    """vLLM leaves one to the process; a worker on a CPU in this process has set how many it wants."""
+
+    def llm(**_):
+        torch.set_num_threads(1)
+        if fails:
+            raise ValueError("no")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(internals, "on_cpu", lambda: cpu)
+    vllm.LLM = llm
+    try:
+        with pytest.raises(ValueError) if fails else contextlib.nullcontext():
+            internals.construct("anything", options)
+        assert torch.get_num_threads() == (2 if kept else 1)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_without_vllm_the_install_line_survives_the_clean_up(monkeypatch):

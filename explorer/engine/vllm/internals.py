@@ -40,6 +40,8 @@ _PATCHED = ((torch, "set_num_threads"), (torch.accelerator, "synchronize"), (tor
 _DECORATED = ("__init__", "__call__", "save_aot_compiled_function", "_ignore_compile_vllm")
 
 
+_HERE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # the executor whose worker is in this process
+
 _PR_SET_PDEATHSIG = 1  # of Linux: a signal for when the thread that started this process ends
 
 
@@ -557,21 +559,23 @@ def construct(path: str, options: dict[str, Any]) -> Any:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(workers))
         elif options.get("distributed_executor_backend") is None:
             # up to 0.22 the worker gets a process of its own unless the executor is named in full
-            executor = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-            options = options | {"distributed_executor_backend": executor}
+            options = options | {"distributed_executor_backend": _HERE}
         # 0.20 calls these when it ends, and torch refuses where there is no accelerator; later versions do this as well
         torch.accelerator.synchronize = lambda *_: None  # type: ignore[assignment]
         torch.accelerator.empty_cache = lambda *_: None  # type: ignore[assignment]
+    if isinstance(options.get("hf_token"), str):  # vLLM reads the configuration with it, and fetches weights without
+        os.environ["HF_TOKEN"] = options["hf_token"]
+    computes_here = on_cpu() and options.get("distributed_executor_backend") == _HERE
     threads = torch.get_num_threads()
     try:
         with _descriptor_of_stdout():
-            llm = vllm.LLM(model=path, **options)
+            return vllm.LLM(model=path, **options)
     except BaseException as error:
         free_failed(error)
         raise
-    if in_processes(llm):
-        torch.set_num_threads(threads)  # vLLM leaves one to a process that has no worker in it
-    return llm
+    finally:
+        if not computes_here and torch.get_num_threads() != threads:  # vLLM leaves PyTorch one, which is the user's too
+            torch.set_num_threads(threads)
 
 
 def check_main() -> None:
