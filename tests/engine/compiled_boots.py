@@ -39,17 +39,20 @@ def predicted(model: str, kind: str) -> dict[int, float]:
 def cached() -> list[str]:
     """The files in vLLM's cache of compiled models."""
     folder = Path(os.environ["VLLM_CACHE_ROOT"]) / "torch_compile_cache"
-    return [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
 def main(answer: str, model: str, *kinds: str) -> None:
     from torch._dynamo.utils import counters
+    from vllm.compilation.counter import compilation_counter
 
     told: list[dict[str, Any]] = []
     for kind in kinds:
         counters.clear()
+        before = vars(compilation_counter).copy()
         numbers = predicted(model, kind)
-        told.append({"numbers": numbers, "counts": counters["inductor"], "cached": cached()})
+        counts = {name: count - before[name] for name, count in vars(compilation_counter).items()}
+        told.append({"numbers": numbers, "counts": counters["inductor"] | counts, "cached": cached()})
     Path(answer).write_text(json.dumps(told))
 
 

@@ -127,6 +127,31 @@ def prepare_stage(runner: Any) -> None:
         )
 
 
+@contextmanager
+def loading_what_was_compiled() -> Iterator[None]:
+    """Meanwhile a model that was compiled on a CPU can be loaded from vLLM's cache.
+
+    0.32 calls a method of it that only models compiled by vLLM's own backend have, and compiles again when that fails.
+    """
+    load = getattr(torch.compiler, "load_compiled_function", None)  # not in every torch
+
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        assert load is not None
+        function = load(*args, **kwargs)
+        compiled = function._artifacts.compiled_fn
+        if not hasattr(compiled, "finalize_loading"):
+            compiled.finalize_loading = lambda config: None
+        return function
+
+    if load is not None:
+        torch.compiler.load_compiled_function = loaded
+    try:
+        yield
+    finally:
+        if load is not None:
+            torch.compiler.load_compiled_function = load
+
+
 def stage_outputs(out: Any) -> tuple[torch.Tensor, ...]:
     """What a forward pass put out, tensors `(rows, d_model)`: the last hidden state, or what goes to the next stage."""
     return (out,) if isinstance(out, torch.Tensor) else tuple(out.tensors.values())

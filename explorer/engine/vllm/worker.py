@@ -69,6 +69,11 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         internals.wrap_forward(self.model_runner, self._step)
         self._head = internals.wrap_head(self.model_runner, self._keep_logits)
 
+    def determine_available_memory(self) -> int:
+        """As vLLM does. On a CPU this is where a model is compiled, or loaded as it was compiled before."""
+        with internals.loading_what_was_compiled():
+            return super().determine_available_memory()  # type: ignore[no-any-return]
+
     def _sizes(self, configured: ModelShape) -> tuple[ModelShape, ModelShape]:
         """The sizes of the model, and of what is held here, as the modules have them.
 
