@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .engine.protocol import Engine, Request, Result
-from .errors import BootError, ExplorerError, SessionClosed, SpecError
+from .errors import BootError, Cancelled, ExplorerError, SessionClosed, SpecError
 from .hooks import Catalogue
 from .jobs import Job, Jobs
 from .models import hub_options, resolve
@@ -262,7 +262,7 @@ class Session:
         """Stream the activations of many prompts to safetensors shards, at bounded memory; returns the folder.
 
         What is held at a time are the rows of one batch, a shard: at most 2048 tokens and 256 MiB of rows (one prompt's
-        rows where a single one has more), and while the shard is put together as much again.
+        rows where a single one has more), a row of logits a prompt, and as much again while it is put together.
         Each shard `shard-00000.safetensors` holds a tensor `(rows, ...)` for each hook, and for each row its `prompt`
         (counted over all prompts from 0), `position` and `token`. `collection.json` lists the shards. An interrupted
         collection goes on where it was when it is asked for again with the same prompts.
@@ -317,6 +317,8 @@ class Session:
 
         def again(job: Job) -> None:
             with _one_boot, _environment_kept():  # not while it waits for its turn: the job before it may boot as well
+                if job.cancelled:
+                    raise Cancelled("cancelled before it began")
                 _close(self._engines, job)
                 self._adopt(build(line))
 

@@ -1,6 +1,6 @@
 """`make bench`: what captures and edits cost, as ratios against plain vLLM given the same prompts in the same run.
 
-Four processes are timed in turns: plain vLLM, ours, ours, and plain vLLM, in this order of booting. Two processes of
+Four processes are timed in turns: plain vLLM, ours, ours, and plain vLLM, booted in this order. Two processes of
 the very same engine differ by up to a tenth, for as long as they live. So each side is the mean of two medians; what
 plain's two differ by is shown: no ratio means more than that. The table is printed and kept as JSON in
 `.out/bench.json`.
@@ -33,8 +33,9 @@ class Side:
 
     def __init__(self, module: str, *arguments: str) -> None:
         command = [sys.executable, "-m", f"tests.benchmarks.{module}", *arguments]
+        noise = None if module == "ours" else subprocess.DEVNULL  # our own errors are to be read
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise, text=True
         )
         self.about = self._answer()
 
@@ -42,7 +43,7 @@ class Side:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{' '.join(self._process.args[1:])} ended")  # type: ignore[arg-type]
+            raise RuntimeError("one of the four processes ended")
         return json.loads(line)
 
     def seconds(self, question: Any) -> float:
@@ -55,7 +56,10 @@ class Side:
 
     def close(self) -> None:
         """End the process."""
-        self._process.communicate(timeout=60)
+        try:
+            self._process.communicate(timeout=60)
+        finally:
+            self._process.kill()
 
 
 def measure(number: int, case: dict[str, Any], plain: Sequence[Side], ours: Sequence[Side]) -> dict[str, Any]:

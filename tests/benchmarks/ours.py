@@ -65,14 +65,13 @@ def cases(session: explorer.Session, folder: Path) -> Iterator[Case]:
     many = [corrupt] * len(specs)
     yield Case("patched, one batch", many, lambda: session.run(many, specs), 1.15, repeats=5)
     prompts = [drawn(length) for length in range(64, 128)]
-    numbers = iter(range(10**6))
-    yield Case(
-        "collect, every stream",
-        prompts,
-        lambda: session.collect(prompts, "blocks.*.hook_out", folder / str(next(numbers))),
-        1.5,
-        repeats=5,
-    )
+    yield Case("collect, every stream", prompts, lambda: collect(session, prompts, folder), 1.5, repeats=5)
+
+
+def collect(session: explorer.Session, prompts: list[list[int]], folder: Path) -> None:
+    """Into a folder of its own, with what it takes to remove it."""
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        session.collect(prompts, "blocks.*.hook_out", own, progress=lambda done, total: None)
 
 
 def generate(session: explorer.Session, edits: Any) -> None:

@@ -241,9 +241,19 @@ def test_the_locked_are_always_passed_on(tmp_path, on_cpu):
     options = chosen(tmp_path, additional_config={"mine": 1})
     assert {name: options[name] for name in LOCKED} == {name: value for name, (value, _) in LOCKED.items()}
     assert options["additional_config"]["mine"] == 1
-    assert options["additional_config"]["explorer"] == {"shape": vars(model_shape(config())), "code": code_hash()}
+    ours = options["additional_config"]["explorer"]
+    assert ours == {"shape": vars(model_shape(config())), "code": code_hash(), "compiled_for": internals.compiled_for()}
     assert options["max_model_len"] == 256
     assert len(code_hash()) == 16
+
+
+def test_a_compiled_model_is_for_this_cpu_and_these_settings(tmp_path, monkeypatch, on_cpu):
+    before = chosen(tmp_path)["additional_config"]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    another = chosen(tmp_path)["additional_config"]
+    monkeypatch.setenv("VLLM_ZENTORCH_WEIGHT_PREPACK", "0")
+    prepacked = chosen(tmp_path)["additional_config"]
+    assert (before != another != prepacked) == internals.on_cpu()
 
 
 @pytest.mark.parametrize(
@@ -399,14 +409,14 @@ def vllm(monkeypatch):
 
 
 def test_the_token_reaches_the_download_of_weights(monkeypatch, vllm, on_cpu):
-    """vLLM reads the configuration with its `hf_token`; for the weights huggingface_hub looks for one itself."""
+    """It is in the environment, where huggingface_hub looks, and not among the keywords, which an older vLLM logs."""
     from huggingface_hub import get_token
 
     monkeypatch.setenv("HF_TOKEN", "from outside")
     vllm.LLM = lambda **options: (get_token(), options.get("hf_token"))
     assert internals.construct("anything", {}) == ("from outside", None)
     assert internals.construct("anything", {"hf_token": True}) == ("from outside", True)
-    assert internals.construct("anything", {"hf_token": "of the call"}) == ("of the call", "of the call")
+    assert internals.construct("anything", {"hf_token": "of the call"}) == ("of the call", None)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 pytest.importorskip("vllm")
+internals = pytest.importorskip("explorer.engine.vllm.internals")
 
 PAGES = 24 * 2**20 // 4096  # of four blocks of 6 MiB
 COUNT = """
@@ -34,7 +35,7 @@ def pages_fetched(how: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+@pytest.mark.skipif(sys.platform != "linux" or not internals.on_cpu(), reason="glibc's allocator, on a CPU")
 def test_freed_memory_is_kept_for_the_next_pass() -> None:
     assert pages_fetched("not") > PAGES * 0.9
     assert pages_fetched("kept") < PAGES * 0.1

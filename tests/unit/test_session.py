@@ -611,6 +611,24 @@ def test_a_job_may_reboot_while_others_wait_to():
     made.close()
 
 
+def test_a_reboot_that_waits_for_another_boot_can_be_cancelled():
+    built = []
+    made = explorer.Session(
+        "fake", "fake/model", fake.FakeEngine(), fake.words(), explorer.jobs.Jobs("fake"), lambda _: built.append(1)
+    )
+    engine = made._engine
+    with explorer.session._one_boot:
+        job = made.jobs.submit(lambda job: made.reboot())
+        while made.jobs._running is not job:
+            time.sleep(0.01)
+        job.cancel()
+    with pytest.raises(explorer.Cancelled):
+        job.result(timeout=10)
+    assert made._engine is engine and not built
+    assert made.run([3]).rows == 1
+    made.close()
+
+
 @pytest.mark.parametrize("ask", ["reboot", "run"])
 def test_what_a_run_calls_while_it_goes_on_cannot_have_the_engine(ask):
     made = explorer.Session(

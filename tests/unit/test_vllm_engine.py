@@ -51,7 +51,7 @@ def execute(engine, *requests: Request):
 def test_what_is_held_stays_and_the_rest_is_let_go(engine):
     results = execute(engine, Request("source", (1, 2), hold=True), Request("run", (1, 2)))
     assert [result.generated for result in results] == [(), ()]
-    assert engine.calls[-1] == ("explorer_release", ["run"])
+    assert engine.calls[-1] == ("explorer_read", ["run"])  # and forgotten as it is read
 
 
 def test_after_an_answer_that_is_short_of_rows_nothing_is_held(engine):

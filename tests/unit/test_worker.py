@@ -224,6 +224,21 @@ def test_a_question_that_cannot_be_answered_is_an_answer(worker):
     assert worker.explorer_answer("explorer_read", ["nobody"]) == {"raised": "KeyError", "says": "'nobody'"}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_worker_of_several_that_has_no_memory_left_is_the_end_of_all(worker, monkeypatch, ranks):
+    """The others wait for it inside the head, where nobody can tell them."""
+
+    def head(rows):
+        raise torch.OutOfMemoryError("no memory")
+
+    worker._head, worker._place = head, worker._place._replace(ranks=ranks)
+    if ranks > 1:
+        with pytest.raises(torch.OutOfMemoryError):
+            worker.explorer_answer("explorer_logits", pack(torch.randn(2, 8)))
+    else:
+        assert worker.explorer_answer("explorer_logits", pack(torch.randn(2, 8)))["raised"] == "OutOfMemoryError"
+
+
 def test_what_it_says_of_the_model(worker, monkeypatch):
     impl = SimpleNamespace(scale=0.5, sliding_window=(3, 0), logits_soft_cap=0, sinks=torch.tensor([1.0, 2.0]))
     for layer in worker.model_runner.model.model.layers:

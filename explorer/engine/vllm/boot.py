@@ -202,7 +202,7 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
     options |= {name: value for name, (value, _) in LOCKED.items()}
     options["additional_config"] = {
         **options.get("additional_config", {}),
-        "explorer": {"shape": dataclasses.asdict(shape), "code": code_hash()},
+        "explorer": {"shape": dataclasses.asdict(shape), "code": code_hash(), "compiled_for": internals.compiled_for()},
     }
     return options
 

@@ -98,13 +98,13 @@ class VllmEngine:
                     if output.finished or stopped:
                         del running[request.key]
                         progress(len(requests) - len(running), len(requests))
-            answers = zip(*self._rpc("explorer_read", keys, False, self._shares), strict=True)
+            forget = [request.key for request in requests if not request.hold]
+            answers = zip(*self._rpc("explorer_read", keys, False, self._shares, forget), strict=True)
             results = [self._result(r, generated[r.key], a) for r, a in zip(requests, answers, strict=True)]
         except BaseException:
             internals.abort(self._llm, list(running))
             self.release(keys)
             raise
-        self.release([request.key for request in requests if not request.hold])
         return results
 
     def logits(self, head_rows: torch.Tensor) -> torch.Tensor:

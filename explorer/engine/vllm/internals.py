@@ -110,7 +110,7 @@ def keep_freed_memory() -> None:
 
     By default it may hand all of it back to the system and fetch it page by page again: a fifth of the time of a
     large batch. It raises its thresholds to the largest mapped block that was freed, 32 MiB at most (mallopt(3),
-    M_MMAP_THRESHOLD); the last session that closes gives memory back.
+    M_MMAP_THRESHOLD), and this stays so in the process; a session that closes gives back what is free.
     """
     if on_cpu():
         torch.empty(2**25 - 2**16, dtype=torch.uint8)  # freed at once
@@ -127,29 +127,36 @@ def prepare_stage(runner: Any) -> None:
         )
 
 
+def compiled_for() -> list[str]:
+    """What decides about a compiled model on a CPU and is not in the key of vLLM's cache."""
+    if not on_cpu():
+        return []
+    amx = torch.cpu._is_amx_tile_supported()
+    settings = ("VLLM_CPU_MOE_PREPACK", "VLLM_ZENTORCH_WEIGHT_PREPACK")
+    return [torch.backends.cpu.get_cpu_capability(), f"amx={amx}", *(f"{s}={os.environ.get(s)}" for s in settings)]
+
+
 @contextmanager
 def loading_what_was_compiled() -> Iterator[None]:
     """Meanwhile a model that was compiled on a CPU can be loaded from vLLM's cache.
 
-    0.32 calls a method of it that only models compiled by vLLM's own backend have, and compiles again when that fails.
+    It calls a method of it that only models compiled by its own backend have (0.20 and 0.32 were seen to), and compiles
+    again when that fails.
     """
-    load = getattr(torch.compiler, "load_compiled_function", None)  # not in every torch
+    load = torch.compiler.load_compiled_function
 
     def loaded(*args: Any, **kwargs: Any) -> Any:
-        assert load is not None
-        function = load(*args, **kwargs)
+        function: Any = load(*args, **kwargs)
         compiled = function._artifacts.compiled_fn
         if not hasattr(compiled, "finalize_loading"):
             compiled.finalize_loading = lambda config: None
         return function
 
-    if load is not None:
-        torch.compiler.load_compiled_function = loaded
+    torch.compiler.load_compiled_function = loaded
     try:
         yield
     finally:
-        if load is not None:
-            torch.compiler.load_compiled_function = load
+        torch.compiler.load_compiled_function = load
 
 
 def stage_outputs(out: Any) -> tuple[torch.Tensor, ...]:
@@ -590,6 +597,7 @@ def construct(path: str, options: dict[str, Any]) -> Any:
         torch.accelerator.empty_cache = lambda *_: None  # type: ignore[assignment]
     if isinstance(options.get("hf_token"), str):  # vLLM reads the configuration with it, and fetches weights without
         os.environ["HF_TOKEN"] = options["hf_token"]
+        options = options | {"hf_token": None}  # vLLM finds it there as well; up to 0.20 it logs its keywords
     computes_here = on_cpu() and options.get("distributed_executor_backend") == _HERE
     threads = torch.get_num_threads()
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
@@ -23,6 +24,8 @@ from .blocks import Blocks, may_spoil
 from .reads import TRIED, reads
 from .shards import cut, partial_sums, shard_of
 from .wire import pack, unpack, unpack_edit
+
+log = logging.getLogger("explorer.vllm")
 
 
 class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
@@ -97,10 +100,18 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
     # what the engine asks for
 
     def explorer_answer(self, method: str, *args: Any) -> dict[str, Any]:
-        """What a method answers, or what it raised: an error that left one of several workers would end them all."""
+        """What a method answers, or what it raised: an error that left one of several workers would end them all.
+
+        So one must that may be this worker's alone (no memory left): the others wait for it, perhaps for ever.
+        """
         try:
             return {"answer": getattr(self, method)(*args)}
+        except torch.OutOfMemoryError:
+            if self._place.ranks > 1:
+                raise
+            return {"raised": "OutOfMemoryError", "says": "out of memory"}
         except Exception as error:
+            log.warning("a worker failed at %s", method, exc_info=True)
             return {"raised": type(error).__name__, "says": str(error)}
 
     def explorer_describe(self) -> dict[str, Any]:
@@ -142,13 +153,17 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             return edit  # refused in a moment
         return cut(edit, self._shards[edit.hook], heads=len(self._taps[edit.hook].shape) == 2)
 
-    def explorer_read(self, keys: list[str], copies: bool = False, share: bool = False) -> list[dict[str, Any]]:
-        """What finished requests captured here, in the order of `keys`.
+    def explorer_read(
+        self, keys: list[str], copies: bool = False, share: bool = False, forget: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
+        """What finished requests captured here, in the order of `keys`; those to `forget` are released.
 
         What several workers hold alike is answered by the first of them, or by all that hold `copies`. Whoever asks
         from the same process may `share` the memory.
         """
-        return [self._answer(self._rows.held[key], copies, share) for key in keys]
+        answers = [self._answer(self._rows.held[key], copies, share) for key in keys]
+        self._rows.release(forget)
+        return answers
 
     def explorer_release(self, keys: list[str]) -> None:
         """Forget requests, finished or not."""
