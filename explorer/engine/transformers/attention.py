@@ -22,7 +22,7 @@ _readers: weakref.WeakKeyDictionary[nn.Module, list[tuple[int, Handler]]] = weak
 
 @cache
 def register() -> None:
-    """Tell transformers. Models that predate its registry of functions choose a class by the same name."""
+    """Tell transformers. Models that do not know its registry of functions yet choose a class by the same name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
     from transformers.models.falcon import modeling_falcon as falcon
@@ -30,8 +30,10 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
-    falcon.FALCON_ATTENTION_CLASSES[NAME] = _falcon(falcon)
-    gptj.GPTJ_ATTENTION_CLASSES[NAME] = _gptj(gptj)
+    if hasattr(falcon, "FALCON_ATTENTION_CLASSES"):
+        falcon.FALCON_ATTENTION_CLASSES[NAME] = _falcon(falcon)
+    if hasattr(gptj, "GPTJ_ATTENTION_CLASSES"):  # transformers 5.24 has none any more
+        gptj.GPTJ_ATTENTION_CLASSES[NAME] = _gptj(gptj)
 
 
 def reads(module: nn.Module) -> Reads:
