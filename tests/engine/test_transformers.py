@@ -171,3 +171,13 @@ def test_quiet_and_in_the_dtype_asked_for(
             own.run([5] * 64)
     out, err = capfd.readouterr()
     assert err == "" and out.count("\n") == 1
+
+
+def test_models_that_ask_the_registry_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.24 has no classes of GPT-J's attention to choose from; Falcon's may go the same way."""
+    from transformers.models.falcon import modeling_falcon as falcon
+    from transformers.models.gptj import modeling_gptj as gptj
+
+    monkeypatch.delattr(falcon, "FALCON_ATTENTION_CLASSES", raising=False)
+    monkeypatch.delattr(gptj, "GPTJ_ATTENTION_CLASSES", raising=False)
+    attention.register.__wrapped__()
