@@ -210,7 +210,7 @@ class Session:
             max_new_tokens: tokens to generate; the run then has prompt + max_new_tokens - 1 rows.
             chat: apply the tokenizer's chat template.
             logits: compute the logits of every row now instead of on first access.
-            temperature: 0 is greedy. `seed` makes sampling repeat.
+            temperature: from 0, greedy, to 2. `seed` makes sampling repeat.
             stop: generation ends when one of these strings appears.
 
         Returns a `Run` or a list of them. Raises `SpecError` for a spec and ValueError for a prompt that cannot run.
@@ -485,8 +485,8 @@ def _is_id(item: Any) -> bool:
 def _sampling(max_new_tokens: Any, temperature: Any, seed: Any, stop: Any) -> dict[str, Any]:
     if not _is_number(max_new_tokens, Integral) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be a whole number of at least 0, not {max_new_tokens!r}")
-    if not _is_number(temperature, Real) or not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be a number of at least 0, not {temperature!r}")
+    if not _is_number(temperature, Real) or not 0 <= temperature <= 2:  # vLLM takes no more
+        raise ValueError(f"temperature must be a number from 0 to 2, not {temperature!r}")
     if seed is not None and not _is_number(seed, Integral):
         raise ValueError(f"seed must be a whole number, not {seed!r}")
     if seed is not None and not 0 <= seed < 2**63:  # vLLM takes -1 for no seed at all

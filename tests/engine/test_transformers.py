@@ -141,8 +141,10 @@ def test_closing_frees_the_model(tiny_folder: Callable[[str], Path]) -> None:
 
 def test_keywords_that_are_vllms(tiny_folder: Callable[[str], Path]) -> None:
     for options in ({"max_num_seqs": 4}, {"tensor_parallel_size": 2}):
-        with pytest.raises(BootError, match=r"the transformers engine does not take .*; it is for engine='vllm'"):
+        with pytest.raises(BootError, match=r"the transformers engine does not take .*; engine='vllm' may"):
             explorer.boot(tiny_folder("llama"), engine="transformers", **options)
+    with pytest.raises(BootError, match="did you mean 'max_model_len'"):
+        explorer.boot(tiny_folder("llama"), engine="transformers", max_modle_len=64)
 
 
 def test_what_holds_anyway_may_be_restated(tiny_folder: Callable[[str], Path]) -> None:

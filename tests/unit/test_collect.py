@@ -179,5 +179,7 @@ def test_what_cannot_be_stacked(session: Session) -> None:
         stack([], HOOKS[0])
     with pytest.raises(KeyError, match="was not captured"):
         stack(session.run(prompts(2)), HOOKS[0])
-    with pytest.raises(ValueError, match="has no row a token"):
-        stack(session.run(prompts(2), capture="blocks.0.attn.hook_pattern"), "blocks.0.attn.hook_pattern")
+    heads = session.model.shape.heads
+    for lengths in (prompts(2), [list(range(3, 3 + heads))]):  # also where there are as many tokens as heads
+        with pytest.raises(ValueError, match="has no row a token"):
+            stack(session.run(lengths, capture="blocks.0.attn.hook_pattern"), "blocks.0.attn.hook_pattern")

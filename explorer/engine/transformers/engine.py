@@ -74,9 +74,9 @@ class TransformersEngine:
             raise ImportError(f"the transformers engine needs transformers ({error}): {INSTALL}") from error
         for name, value in options.items():
             if name not in KEYWORDS and (name, value) not in NEUTRAL.items():
-                raise BootError(
-                    f"boot: the transformers engine does not take {name}={value!r}; it is for engine='vllm'"
-                )
+                close = difflib.get_close_matches(name, KEYWORDS, n=1, cutoff=0.8)
+                hint = f"did you mean {close[0]!r}?" if close else "engine='vllm' may"
+                raise BootError(f"boot: the transformers engine does not take {name}={value!r}; {hint}")
         check_sizes(options)
         config = read_config(path, options)
         shape = model_shape(config)

@@ -95,12 +95,20 @@ def assemble(shards: Sequence[torch.Tensor], axis: int, sections: Sequence[tuple
 def agree(pieces: Sequence[tuple[Shard, torch.Tensor]]) -> bool:
     """Whether copies of the same shard are the same, but for rounding in their dtype."""
     first: dict[int, torch.Tensor] = {}
-    try:
-        for shard, tensor in pieces:
-            torch.testing.assert_close(tensor, first.setdefault(shard.start, tensor), equal_nan=True)
-    except AssertionError:
+    return all(_alike(tensor, first.setdefault(shard.start, tensor)) for shard, tensor in pieces)
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two captures differ by rounding at most: that of the largest number of a row, the others' company.
+
+    Workers may add up each other's parts in different orders, once or twice a layer: 30 layers on three workers came
+    to 5 such roundings. Rows of something else differ by all of it.
+    """
+    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
         return False
-    return True
+    rounding = 32 * torch.finfo(a.dtype).eps
+    a, b = a.double().nan_to_num(), b.double().nan_to_num()
+    return bool(((a - b).abs() <= rounding * a.abs().amax(-1, keepdim=True)).all())
 
 
 def partial_sums(parts: Parts) -> dict[str, str]:
