@@ -40,7 +40,10 @@ def positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refus
             raise refuse(f"{name} {g} is past the {whose}, which has {tokens} (0 to {counted - 1})")
         if not first <= p < stop:
             part = "the generated tokens have" if phase == "decode" else "the prompt has"
-            raise refuse(f"{name} {g} is outside phase={phase!r}: {part} positions {first} to {stop - 1}")
+            hint = ""
+            if whose == "source":  # where a patch reads when it was not said
+                part, hint = "the source's prompt has", "; source_pos= reaches what the source generated"
+            raise refuse(f"{name} {g} is outside phase={phase!r}: {part} positions {first} to {stop - 1}{hint}")
     return distinct(rows, name, refuse)
 
 

@@ -781,6 +781,14 @@ def test_generated_tokens_are_not_patched_from_a_prompt(pos):
     assert "or a source run that generated as many tokens" in str(refused.value)
 
 
+def test_where_a_patch_reads_unless_told_is_in_the_sources_prompt():
+    """The source generated: its prompt has 3 tokens, its rows go on."""
+    with pytest.raises(SpecError, match="pos 4 is outside phase='prompt': the source's prompt has positions 0 to 2; "):
+        patched(PROMPT, Extent(3, 6), pos=[1, 4])
+    assert patched(PROMPT, Extent(3, 6), pos=-1).source == ("key", (2,))
+    assert patched(PROMPT, Extent(3, 6), pos=4, source_pos=5).source == ("key", (5,))
+
+
 def test_values_that_a_run_holds_are_set():
     values = FakeRun().rows_at(Z)
     edit = rows_of(
