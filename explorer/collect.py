@@ -74,7 +74,7 @@ def stack(runs: Sequence[Run], hook: str) -> tuple[torch.Tensor, torch.Tensor]:
     if not runs:
         raise ValueError("stack needs at least one run")
     rows = [run[hook] for run in runs]
-    if rows[0].dim() > 3 or hook.endswith(("hook_pattern", "hook_attn_scores")):  # their first axis is heads
+    if hook.endswith(("hook_pattern", "hook_attn_scores")):  # their first axis is heads
         raise ValueError(f"{hook} has no row a token: stack takes hooks such as 'blocks.0.hook_out'")
     longest = max(map(len, rows))
     out = torch.zeros(len(rows), longest, *rows[0].shape[1:], dtype=rows[0].dtype)
