@@ -1,9 +1,10 @@
 """Activation Explorer: look inside a language model on vLLM, and change what it thinks."""
 
+from .booting import boot
 from .collect import stack
 from .errors import BootError, Cancelled, EngineError, ExplorerError, ModelNotFound, SessionClosed, SpecError
 from .runs import Comparison, Run
-from .session import Session, boot
+from .session import Session
 from .specs import Edit
 
 __version__ = "0.1.0"

@@ -1,32 +1,27 @@
-"""The session: boot a model once, then run, compare and generate on it."""
+"""The session: run, compare, generate and collect on a model that is booted."""
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .engine.process import one_boot
 from .engine.protocol import Engine, Request, Result
-from .errors import BootError, Cancelled, ExplorerError, SessionClosed, SpecError
+from .errors import Cancelled, ExplorerError, SessionClosed, SpecError
 from .hooks import Catalogue
 from .jobs import Job, Jobs
-from .models import hub_options, resolve
 from .plan import Plan
 from .runs import Comparison, Origin, Run
 from .specs import Edit, describe, parse, parse_batch
 from .status import StatusLine
-from .tokens import Token, encode, load_tokenizer, token_table
+from .tokens import Token, encode, token_table
 from .worker import Worker
 
 log = logging.getLogger("explorer")
@@ -38,101 +33,6 @@ GONE = "the session is closed: logits that were not read are gone, and nothing c
 FAILED = "the session has no engine since its reboot failed; call session.reboot() again"
 BUSY = "the engine is in the middle of a run: ask when it is over, or submit a job to session.jobs from here"
 REBOOTED = "the session was rebooted after this run: logits that were not read by then are gone; run it again"
-
-# TransformerLens's boot_vllm has to be told at boot what will be used later; nothing has to be told here.
-ALWAYS_ON = ("enable_batching", "enable_position_interventions")
-
-# A boot changes the environment and where warnings go, and puts them back: two at a time would put back each other's.
-_one_boot = threading.Lock()
-
-
-def boot(
-    model: str | Path,
-    *,
-    engine: str = "auto",
-    mode: str | None = None,
-    tokenizer: Any = None,
-    dtype: str | torch.dtype | None = None,
-    gpu_memory_utilization: float = 0.5,
-    max_model_len: int | None = None,
-    max_num_batched_tokens: int = 2048,
-    tensor_parallel_size: int = 1,
-    pipeline_parallel_size: int = 1,
-    **vllm_kwargs: Any,
-) -> Session:
-    """Load a model and make it ready: imports, weights and the first forward pass all happen here.
-
-    Args:
-        model: a bundled name (`smollm2-135m`), a hub id, or a folder.
-        engine: `vllm`, `transformers`, or `auto`: vLLM where it is installed, else transformers, and a line says so.
-        mode: `eager` (None is that too), or `compiled`: vLLM's compiled graphs stay on wherever nothing is captured or
-            edited, and a step that does either runs the same layers uncompiled. The first compiled boot takes longer.
-        tokenizer: a folder, a hub id or a transformers tokenizer, when it is not the model's own.
-        dtype: None is the checkpoint's own; else `float32`, `bfloat16` or `float16`.
-        gpu_memory_utilization: the share of a GPU's memory that vLLM may take. On a CPU the key-value cache is sized
-            for `max_model_len` and one batch instead (`kv_cache_memory_bytes` sets it).
-        max_model_len: the longest prompt plus generation, in tokens; None is the model's own.
-        max_num_batched_tokens: tokens in one forward pass; longer prompts run in chunks.
-        tensor_parallel_size, pipeline_parallel_size: worker processes that share heads and neurons, and layers; see
-            docs/parallel.md.
-        vllm_kwargs: other keywords of `vllm.LLM`, `hf_token` among them; those that captures stand on are locked, see
-            the README. The transformers engine takes a few of them.
-
-    Raises `BootError` (a ValueError), one sentence: before weights load, or after the first forward pass for what only
-    that shows of a model; ImportError with the install line where vLLM is missing.
-    """
-    if engine not in ("auto", "vllm", "transformers"):
-        raise BootError(f"boot: engine must be 'vllm', 'transformers' or 'auto', not {engine!r}")
-    if mode not in (None, "eager", "compiled"):
-        raise BootError(f"boot: mode must be 'eager' or 'compiled', not {mode!r}")
-    if engine == "vllm" and not find_spec("vllm"):  # said before a tokenizer is looked for on the hub
-        from .engine.vllm.boot import INSTALL
-
-        raise ImportError(f"engine='vllm' needs vLLM: {INSTALL}")
-    for name in ALWAYS_ON:
-        if name in vllm_kwargs:
-            del vllm_kwargs[name]
-            warnings.warn(f"boot: {name} changes nothing here: batches and positions always work", stacklevel=2)
-    options = vllm_kwargs | {
-        "mode": mode or "eager",
-        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "max_model_len": max_model_len,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "tensor_parallel_size": tensor_parallel_size,
-        "pipeline_parallel_size": pipeline_parallel_size,
-    }
-    hub = hub_options(vllm_kwargs)
-    with _one_boot, _environment_kept(), StatusLine(str(model)) as line:
-        if engine == "auto":
-            engine = "vllm" if find_spec("vllm") else "transformers"
-            if engine == "transformers":
-                line.say("vLLM is not installed: the transformers engine runs the model, slower and just as exact")
-        path = str(resolve(model, lambda fraction, stage: line.bar(fraction, stage) if fraction < 1 else None))
-        words = _words(path if tokenizer is None else tokenizer, tokenizer is None, vllm_kwargs)
-        token_table(words, [0])  # reads the tokenizer's definition, which is slow the first time
-        jobs = Jobs(f"explorer-{Path(path).name}")
-        built: list[Engine] = []
-
-        def build(progress: Callable[[str], None]) -> Engine:
-            return _build(engine, path, options, _stop_ids(words, path, hub), progress)
-
-        def undo(job: Job) -> None:
-            for one in built:  # an interrupt is raised after a build that could not hear it
-                one.close()
-
-        try:
-            jobs.call(lambda job: built.append(build(line)))
-            session = Session(str(model), path, built[0], words, jobs, build)
-        except BaseException:
-            jobs.close(undo)
-            raise
-        if session.model.no_head:
-            line.say(
-                f"predictions at the last position only: the head cannot be asked for more ({session.model.no_head})"
-            )
-        line.say(f"{session!r}; {_memory(session.info)}ready in {line.seconds:.1f} s")
-    return session
 
 
 class Session:
@@ -316,7 +216,7 @@ class Session:
             raise SessionClosed(GONE)
 
         def again(job: Job) -> None:
-            with _one_boot, _environment_kept():  # not while it waits for its turn: the job before it may boot as well
+            with one_boot():  # not while it waits for its turn: the job before it may boot as well
                 if job.cancelled:
                     raise Cancelled("cancelled before it began")
                 _close(self._engines, job)
@@ -413,13 +313,6 @@ class Session:
         return self._engines[0]
 
 
-def _memory(info: dict[str, Any]) -> str:
-    """What weights and cache take, as far as the engine knows, and which keywords lower them."""
-    sizes = [("weights", "weights_bytes", "dtype"), ("key-value cache", "cache_bytes", info.get("cache_keyword"))]
-    known = [(what, info[key], keyword) for what, key, keyword in sizes if info.get(key)]
-    return "".join(f"{what} {size / 2**30:.2f} GiB ({keyword} lowers it); " for what, size, keyword in known)
-
-
 def _close(engines: list[Engine], job: Job) -> None:
     while engines:
         engines.pop().close()
@@ -510,48 +403,3 @@ def _stopper(stop: Sequence[str], tokenizer: Any) -> Callable[[Sequence[int]], b
     if not stop:
         return None
     return lambda generated: any(s in tokenizer.decode(generated, skip_special_tokens=True) for s in stop)
-
-
-def _words(tokenizer: Any, own: bool, options: dict[str, Any]) -> Any:
-    """A tokenizer from its folder or hub id; one that is loaded already as it is. `own`: it comes with the model."""
-    if not isinstance(tokenizer, (str, Path)):
-        return tokenizer
-    revision = options.get("tokenizer_revision") or (options.get("revision") if own else None)
-    return load_tokenizer(tokenizer, **hub_options(options | {"revision": revision}))
-
-
-def _stop_ids(tokenizer: Any, path: str, hub: dict[str, Any]) -> list[int]:
-    """The ids that end a generation: the tokenizer's end of sequence, and those of the model's generation config."""
-    from transformers import GenerationConfig
-
-    try:
-        eos = GenerationConfig.from_pretrained(path, **hub).eos_token_id
-    except OSError:  # a model without one
-        eos = None
-    ids = [tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])]
-    return list(dict.fromkeys(i for i in ids if i is not None))
-
-
-def _build(
-    engine: str, path: str, options: dict[str, Any], stop_ids: list[int], progress: Callable[[str], None]
-) -> Engine:
-    options = {name: value for name, value in options.items() if value is not None}
-    if engine == "transformers":
-        from .engine.transformers.engine import TransformersEngine
-
-        return TransformersEngine(path, options, stop_ids, progress)
-    from .engine.vllm.engine import VllmEngine
-
-    return VllmEngine(path, options, stop_ids, progress)
-
-
-@contextmanager
-def _environment_kept() -> Iterator[None]:
-    """Importing and booting set environment variables of all kinds; none of them stays."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update(before)

@@ -16,7 +16,8 @@ import transformers
 
 import explorer
 from explorer import BootError, Cancelled, Edit, SessionClosed, SpecError
-from explorer import session as subject
+from explorer import booting as subject
+from explorer.engine.process import one_boot
 
 from . import fake
 
@@ -618,7 +619,7 @@ def test_a_reboot_that_waits_for_another_boot_can_be_cancelled():
         "fake", "fake/model", fake.FakeEngine(), fake.words(), explorer.jobs.Jobs("fake"), lambda _: built.append(1)
     )
     engine = made._engine
-    with explorer.session._one_boot:
+    with one_boot():
         job = made.jobs.submit(lambda job: made.reboot())
         while made.jobs._running is not job:
             time.sleep(0.01)
