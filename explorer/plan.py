@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from .catalogue import Catalogue, HookPoint
 from .engine.protocol import Request
 from .errors import SpecError
-from .hooks import Catalogue, HookPoint
 from .positions import Extent
 from .resolve import RowEdit, resolve
 from .specs import Edit, Source

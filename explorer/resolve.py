@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .catalogue import Catalogue, HookPoint
 from .errors import SpecError
 from .given import Refuse, integers, plain, plural, short
-from .hooks import Catalogue, HookPoint
 from .positions import Extent, distinct, positions, source_positions
 from .specs import Edit, Source, as_source, describe
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from .analysis import attention, metrics
+from .catalogue import Catalogue
 from .engine.protocol import Model, Request, Result
 from .errors import EngineError
 from .given import plural
-from .hooks import Catalogue
 from .resolve import pin
 from .specs import Edit, to_json
 from .tokens import Token, Tokenizer, one_token, token_table

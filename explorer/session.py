@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from .catalogue import Catalogue
 from .engine.process import one_boot
 from .engine.protocol import Engine, Request, Result
 from .errors import Cancelled, ExplorerError, SessionClosed, SpecError
-from .hooks import Catalogue
 from .jobs import Job, Jobs
 from .plan import Plan
 from .runs import Comparison, Origin, Run

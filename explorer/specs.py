@@ -10,9 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from .catalogue import Catalogue
 from .errors import SpecError
 from .given import integers, plain, plural, short
-from .hooks import Catalogue, canonical, one_in_some_models
+from .hooks import canonical, one_in_some_models
 from .positions import Extent, source_positions
 
 OPS: dict[str, tuple[str, ...]] = {  # op -> the fields it needs

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from explorer import Edit, Run, Session
-from explorer.hooks import HookPoint
+from explorer.catalogue import HookPoint
 
 # canonical hook -> edits in order, with `pos` and `head` as lists of ints and `source` as ids and edits
 Meaning = dict[str, list[dict[str, Any]]]

@@ -79,7 +79,7 @@ class FakeEngine:
         return Result((), noise(rows, shape.d_model, about="head"), noise(shape.d_vocab, about="logits") * 4, captures)
 
     def _points(self) -> list[tuple[str, tuple[int, ...]]]:
-        from explorer.hooks import Catalogue
+        from explorer.catalogue import Catalogue
 
         return [(point.name, point.shape) for point in Catalogue(self.model.shape)]
 

@@ -74,7 +74,7 @@ def test_set_reads_back_exactly_in_bf16(either_smol_bf16: explorer.Session) -> N
 
 @pytest.mark.parametrize(
     "component",
-    [p.name for p in explorer.hooks.Catalogue(explorer.hooks.ModelShape(1, 2, 2, 1, 1, 2, 2)) if p.editable],
+    [p.name for p in explorer.catalogue.Catalogue(explorer.hooks.ModelShape(1, 2, 2, 1, 1, 2, 2)) if p.editable],
 )
 def test_a_run_patched_with_itself_is_itself(either_smol: explorer.Session, component: str) -> None:
     for layer in (0, 13, 29):

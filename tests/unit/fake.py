@@ -10,10 +10,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
+from explorer.catalogue import Catalogue
 from explorer.engine.protocol import Attention, Model, Request, Result, unknown_parameter
 from explorer.engine.rows import Held, Span, apply
 from explorer.errors import Cancelled
-from explorer.hooks import Catalogue, ModelShape
+from explorer.hooks import ModelShape
 from explorer.jobs import Jobs
 from explorer.resolve import RowEdit
 from explorer.session import Session

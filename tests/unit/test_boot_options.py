@@ -16,10 +16,10 @@ import torch
 import transformers
 
 from explorer import BootError
+from explorer.catalogue import Catalogue
 from explorer.engine.shapes import architecture, model_dtype, model_shape, read_config
 from explorer.engine.vllm import boot, internals
 from explorer.engine.vllm.boot import LOCKED, check_options, choose, code_hash
-from explorer.hooks import Catalogue
 
 KNOWN = {"dtype", "max_model_len", "max_num_seqs", "gpu_memory_utilization", "quantization", "additional_config"}
 GIVEN = {"gpu_memory_utilization": 0.5, "max_num_batched_tokens": 64, "max_model_len": None, "dtype": None}

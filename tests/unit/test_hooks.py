@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from explorer.catalogue import Catalogue
 from explorer.errors import SpecError
-from explorer.hooks import KINDS, NOT_SERVED, Catalogue, canonical
+from explorer.hooks import KINDS, NOT_SERVED, canonical
 
 from .fake import CATALOGUE, MISSING, SHAPE
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer import Edit, SpecError
-from explorer.hooks import Catalogue
+from explorer.catalogue import Catalogue
 from explorer.positions import Extent
 from explorer.resolve import RowEdit, pin, resolve
 from explorer.specs import Source, as_source, parse, parse_batch, to_json

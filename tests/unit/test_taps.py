@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from explorer.catalogue import Catalogue
 from explorer.engine.parts import find_parts
 from explorer.engine.points import Convention, find_taps
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.reads import reads
-from explorer.hooks import Catalogue
 
 from .stack import SHAPE, NormsOnly, OneTensor, PostNorms, Stack
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from ...catalogue import Catalogue
 from ...errors import BootError
-from ...hooks import Catalogue, ModelShape
+from ...hooks import ModelShape
 from ...resolve import RowEdit
 from ..parts import find_parts
 from ..points import find_taps
