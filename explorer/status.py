@@ -1,4 +1,4 @@
-"""One line on stdout that says how far something is, rewritten in place."""
+"""One line on stdout that says how far something is: rewritten in place where somebody watches, else what stays."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import time
 
 
 class StatusLine:
-    """A context manager: an error clears the line, else it ends with the last thing shown."""
+    """A context manager: an error clears the line, else it ends with the last thing shown.
+
+    In a file or a pipe only lines that stay are written.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
+        self._live = sys.stdout.isatty() or _in_notebook()
         self._start = time.monotonic()
         self._shown = ""
 
@@ -41,18 +45,25 @@ class StatusLine:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        if error:
+        if not error:
+            if self._shown:
+                self._end()
+        elif self._live:
             self._show("")
             sys.stdout.write("\r")
-        elif self._shown:
-            self._end()
 
     def _show(self, text: str) -> None:
-        sys.stdout.write("\r" + text.ljust(len(self._shown)))
-        sys.stdout.flush()
+        if self._live:
+            sys.stdout.write("\r" + text.ljust(len(self._shown)))
+            sys.stdout.flush()
         self._shown = text
 
     def _end(self) -> None:
-        sys.stdout.write("\n")
+        sys.stdout.write("\n" if self._live else self._shown + "\n")
         sys.stdout.flush()
         self._shown = ""
+
+
+def _in_notebook() -> bool:
+    """A notebook rewrites a line as a terminal does, but since ipykernel 7 its stdout says that it is none."""
+    return type(sys.stdout).__module__.startswith("ipykernel.")

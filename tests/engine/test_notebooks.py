@@ -41,6 +41,7 @@ def test_boot_is_one_quiet_line(cells: list[Any]) -> None:
     printed = "".join(o.text for o in outputs)
     assert printed.count("\n") == 1  # one line, rewritten in place
     assert "ready in" in printed.split("\r")[-1]
+    assert any("loading weights ..." in stage for stage in printed.split("\r")), "progress is shown while it boots"
 
 
 def test_it_tells_the_story(cells: list[Any]) -> None:

@@ -485,6 +485,16 @@ def test_the_mode_is_vllms_enforce_eager(mode, eager):
         boot.with_mode(given | {"enforce_eager": not eager})
 
 
+def test_a_boot_says_that_it_compiles(tmp_path, monkeypatch, on_cpu):
+    monkeypatch.setattr(boot, "read_config", lambda path, options: config())
+    monkeypatch.setattr(internals, "construct", lambda path, options: options["enforce_eager"])
+    monkeypatch.setattr(internals, "import_class", lambda name: None)
+    for mode in ("eager", "compiled"):
+        stages = []
+        assert boot.construct(str(tmp_path), {"mode": mode}, stages.append) is (mode == "eager")
+        assert ("compiling" in stages[-1]) is (mode == "compiled")
+
+
 def test_a_hook_that_no_worker_has_is_fatal_at_boot(tmp_path, monkeypatch, on_cpu):
     shape = model_shape(config())
     names = [p.name for p in Catalogue(shape) if not p.derived_from and p.component != "logits"]

@@ -52,6 +52,8 @@ EXECUTORS = (None, "mp", "ray")
 # Heads, neurons and layers may be shared out; which rows a worker has, hooks take for granted.
 SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size", "enable_batch_sharded_sampling")
 
+COMPILING = "compiling (a minute or more the first time, seconds later)"
+
 CPU_BLOCK = 128  # tokens in one block of vLLM's key-value cache on a CPU
 
 Progress = Callable[[str], None]
@@ -74,7 +76,7 @@ def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
     progress("reading the configuration")
     config = read_config(path, options)
     options = choose(options, path, config, model_shape(config))
-    progress("loading weights")
+    progress("loading weights" if options["enforce_eager"] else "loading weights, then " + COMPILING)
     internals.import_class(architecture(config))
     return internals.construct(path, options)
 

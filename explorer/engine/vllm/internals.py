@@ -795,7 +795,7 @@ def _stderr_to_log() -> Iterator[Callable[[], str]]:
             os.dup2(saved, 2)
             os.close(saved)
             for line in said().splitlines():
-                log.info("native: %s", line)
+                log.debug("native: %s", line)
 
 
 def _last_error(text: str) -> str:
