@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +34,7 @@ def engine(monkeypatch):
     queue = []
     outputs = [SimpleNamespace(token_ids=[5])]
     monkeypatch.setattr(made, "_params", lambda request: None)
-    monkeypatch.setattr(internals, "rpc", rpc)
+    monkeypatch.setattr(internals, "call", rpc)
     monkeypatch.setattr(internals, "add", lambda llm, key, ids, params: queue.append(key))
     monkeypatch.setattr(internals, "abort", lambda llm, keys: None)
     monkeypatch.setattr(
@@ -72,10 +71,10 @@ def test_an_engine_that_cannot_be_freed_is_counted_out(engine, monkeypatch):
 
 
 def test_workers_that_count_differently_are_an_error(engine, monkeypatch):
-    monkeypatch.setattr(internals, "rpc", lambda llm, method: [{"embed.hook_out": 1}, {"embed.hook_out": 2, "x": 3}])
+    monkeypatch.setattr(internals, "call", lambda llm, method: [{"embed.hook_out": 1}, {"embed.hook_out": 2, "x": 3}])
     with pytest.raises(EngineError, match=r"embed\.hook_out: one worker counted 1, another 2"):
         engine.fires()
-    monkeypatch.setattr(internals, "rpc", lambda llm, method: [{"embed.hook_out": 2}, {"embed.hook_out": 2, "x": 3}])
+    monkeypatch.setattr(internals, "call", lambda llm, method: [{"embed.hook_out": 2}, {"embed.hook_out": 2, "x": 3}])
     assert engine.fires() == {"embed.hook_out": 2, "x": 3}
 
 
@@ -88,7 +87,7 @@ def test_copies_that_differ_at_boot_are_an_error(engine, monkeypatch):
     monkeypatch.setattr(engine, "logits", lambda rows: None)
     for second, differ in ((same, False), (other, True)):
         monkeypatch.setattr(
-            internals, "rpc", lambda llm, method, *args, last=second: [[same], [last]] if "read" in method else [None]
+            internals, "call", lambda llm, method, *args, last=second: [[same], [last]] if "read" in method else [None]
         )
         if differ:
             with pytest.raises(BootError, match=r"workers that should hold the same at blocks\.0\.hook_out do not"):
@@ -106,7 +105,9 @@ def test_a_head_that_cannot_be_reached_is_no_end_of_the_boot_but_a_lost_worker_i
     engine.model = dataclasses.replace(fake.FakeEngine().model, missing={})
     monkeypatch.setattr(engine, "execute", lambda *_: [SimpleNamespace(head_rows=torch.zeros(2, 4))])
     monkeypatch.setattr(engine, "logits", fail)
-    monkeypatch.setattr(internals, "rpc", lambda llm, method, *args: [[{"captures": {}}]] if "read" in method else [{}])
+    monkeypatch.setattr(
+        internals, "call", lambda llm, method, *args: [[{"captures": {}}]] if "read" in method else [{}]
+    )
     if broken:
         with pytest.raises(RuntimeError, match="more than rows"):
             engine._warm_up()
@@ -121,15 +122,15 @@ def test_a_parameter_shared_in_an_unknown_way_is_refused(engine, monkeypatch):
         whole = {"stage": 0, "axis": None, "sections": [], "length": None}
         return whole | {"tensor": pack(torch.full((2,), value))}
 
-    monkeypatch.setattr(internals, "rpc", lambda llm, method, *args: [answer(1.0), answer(2.0)])
+    monkeypatch.setattr(internals, "call", lambda llm, method, *args: [answer(1.0), answer(2.0)])
     with pytest.raises(ValueError, match="workers share sinks in a way that is not known"):
         engine.parameter("sinks")
-    monkeypatch.setattr(internals, "rpc", lambda llm, method, *args: [answer(1.0), answer(1.0)])
+    monkeypatch.setattr(internals, "call", lambda llm, method, *args: [answer(1.0), answer(1.0)])
     assert torch.equal(engine.parameter("sinks"), torch.ones(2))
 
 
 def test_a_head_that_no_worker_has_is_an_error(engine, monkeypatch):
-    monkeypatch.setattr(internals, "rpc", lambda llm, method, *args: [None, None])
+    monkeypatch.setattr(internals, "call", lambda llm, method, *args: [None, None])
     with pytest.raises(EngineError, match="no worker has the model's head"):
         engine.logits(torch.zeros(2, 4))
 
@@ -174,9 +175,7 @@ def test_a_question_that_a_worker_process_cannot_answer_is_not_its_end(engine, m
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_request_without_a_seed_gets_one_of_its_own(monkeypatch, temperature):
     """Else vLLM's V2 runner takes one from numpy's random numbers, which are the user's."""
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
-    kinds = SimpleNamespace(FINAL_ONLY=0, CUMULATIVE=1)
-    monkeypatch.setitem(sys.modules, "vllm.sampling_params", SimpleNamespace(RequestOutputKind=kinds))
+    monkeypatch.setattr(internals, "sampling", SimpleNamespace)
     made = subject.VllmEngine.__new__(subject.VllmEngine)
     made._stop_ids = []
     seeds = [made._params(Request("a", (1,), temperature=temperature)).seed for _ in range(3)]

@@ -162,7 +162,7 @@ class VllmEngine:
     def _rpc(self, method: str, *args: Any) -> list[Any]:
         """Ask each worker. One that cannot answer says so: the workers go on, and the error is raised here."""
         if self._shares:
-            return self._ask(internals.rpc, method, *args)
+            return self._ask(internals.call, method, *args)
         answers = self._ask(internals.rpc, "explorer_answer", method, *args)
         for answer in answers:
             if "raised" in answer:
@@ -184,17 +184,13 @@ class VllmEngine:
             raise EngineError(self._broken) from error
 
     def _params(self, request: Request) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            output_kind=RequestOutputKind.FINAL_ONLY if request.stop is None else RequestOutputKind.CUMULATIVE,
+        return internals.sampling(
+            only_final=request.stop is None,
             max_tokens=max(1, request.max_new_tokens),  # vLLM always samples; a run of the prompt alone drops the token
             temperature=request.temperature,
             # the V2 runner would take one from numpy's random numbers, which are the user's
             seed=secrets.randbits(63) if request.seed is None else request.seed,
             stop_token_ids=self._stop_ids,
-            detokenize=False,
             extra_args={"explorer": request.key},
         )
 
@@ -202,8 +198,8 @@ class VllmEngine:
         """Put together what each worker answered about one request."""
         result = Result(
             generated=generated,
-            head_rows=unpack(_first("head_rows", answers)),
-            last_logits=unpack(_first("last_logits", answers)),
+            head_rows=_tensor(_first("head_rows", answers)),
+            last_logits=_tensor(_first("last_logits", answers)),
             captures={name: gather(pieces) for name, pieces in self._pieces(answers).items()},
         )
         check(request, result, _agreed([answer["edited"] for answer in answers]))
@@ -213,9 +209,14 @@ class VllmEngine:
         """Of each hook that was captured, the shard that each worker holds."""
         pieces: dict[str, list[tuple[Shard, torch.Tensor]]] = {}
         for shards, answer in zip(self._shards, answers, strict=True):
-            for name, packed in answer["captures"].items():
-                pieces.setdefault(name, []).append((shards[name], unpack(packed)))
+            for name, given in answer["captures"].items():
+                pieces.setdefault(name, []).append((shards[name], _tensor(given)))
         return pieces
+
+
+def _tensor(given: Any) -> torch.Tensor:
+    """What a worker gave: a tensor that it shares, or one packed on its way between processes."""
+    return given if isinstance(given, torch.Tensor) else unpack(given)
 
 
 def _first(name: str, answers: Sequence[dict[str, Any]]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import inspect
 import logging
@@ -453,8 +454,13 @@ class _Surrounded:
 
 
 def rpc(llm: Any, method: str, *args: Any) -> list[Any]:
-    """Call a method of every worker; their answers, always in the same order."""
+    """Call a method of every worker process; their answers, always in the same order."""
     return llm.collective_rpc(method, args=args)  # type: ignore[no-any-return]
+
+
+def call(llm: Any, method: str, *args: Any) -> list[Any]:
+    """Call a method of the one worker in this process: what `rpc` does without its layers, each cold after a pass."""
+    return [getattr(_executor(llm).driver_worker, method)(*args)]
 
 
 def in_processes(llm: Any) -> bool:
@@ -517,6 +523,20 @@ def _processes(executor: Any) -> list[Any]:
 def step(llm: Any) -> list[Any]:
     """One engine step; the outputs of requests that moved."""
     return llm.llm_engine.step()  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _sampling_params() -> tuple[Any, Any]:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams, RequestOutputKind
+
+
+def sampling(only_final: bool, **options: Any) -> Any:
+    """Parameters of one request, its own: vLLM need not copy them. `only_final`: no output before the last one."""
+    params, kind = _sampling_params()
+    output = kind.FINAL_ONLY if only_final else kind.CUMULATIVE
+    return params(output_kind=output, detokenize=False, skip_clone=True, **options)
 
 
 def add(llm: Any, request_id: str, ids: Sequence[int], params: Any) -> None:

@@ -13,23 +13,27 @@ from ...resolve import RowEdit
 from ..protocol import Request
 
 
-def pack(tensor: torch.Tensor, share: bool = False) -> dict[str, Any]:
-    """A tensor as msgpack-native data; bf16 exactly, in 2 bytes a number.
-
-    `share`: nothing is copied that is on the CPU already. For one process, and tensors that nobody writes to.
-    """
+def pack(tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor as msgpack-native data; bf16 exactly, in 2 bytes a number."""
     memory = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "data": memory.data if share else bytearray(memory),
-    }
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "data": bytearray(memory)}
+
+
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor for the same process: on the CPU, its memory not copied where it is there already.
+
+    vLLM works in inference mode, and what is made there may not take part in a user's autograd or be written to: the
+    new tensor may.
+    """
+    here = tensor.detach().cpu()
+    memory = here.untyped_storage()
+    return torch.empty(0, dtype=here.dtype).set_(memory, here.storage_offset(), here.shape, here.stride())
 
 
 def unpack(packed: dict[str, Any]) -> torch.Tensor:
     """The tensor that `pack` packed. Raises ValueError for anything that is no packed tensor.
 
-    What can be written to becomes the tensor's own memory.
+    A bytearray becomes the tensor's own memory.
     """
     name, shape, data = packed.get("dtype"), packed.get("shape"), packed.get("data")
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
@@ -37,7 +41,7 @@ def unpack(packed: dict[str, Any]) -> torch.Tensor:
         raise ValueError(f"not a dtype: {name!r}")
     if (
         not isinstance(shape, (list, tuple))
-        or not isinstance(data, (bytes, bytearray, memoryview))
+        or not isinstance(data, (bytes, bytearray))
         or math.prod(shape) * dtype.itemsize != len(data)
     ):
         raise ValueError(f"the bytes are no {name} tensor of shape {shape}")

@@ -24,7 +24,7 @@ from . import internals
 from .blocks import Blocks, may_spoil
 from .reads import TRIED, reads
 from .shards import cut, partial_sums, shard_of
-from .wire import pack, unpack, unpack_edit
+from .wire import pack, share, unpack, unpack_edit
 
 log = logging.getLogger("explorer.vllm")
 
@@ -155,14 +155,14 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         return cut(edit, self._shards[edit.hook], heads=len(self._taps[edit.hook].shape) == 2)
 
     def explorer_read(
-        self, keys: list[str], copies: bool = False, share: bool = False, forget: Sequence[str] = ()
+        self, keys: list[str], copies: bool = False, shared: bool = False, forget: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
         """What finished requests captured here, in the order of `keys`; those to `forget` are released.
 
         What several workers hold alike is answered by the first of them, or by all that hold `copies`. Whoever asks
-        from the same process may `share` the memory.
+        from the same process may have it `shared`: tensors as they are.
         """
-        answers = [self._answer(self._rows.held[key], copies, share) for key in keys]
+        answers = [self._answer(self._rows.held[key], copies, share if shared else pack) for key in keys]
         self._rows.release(forget)
         return answers
 
@@ -251,17 +251,17 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             if span is not None:
                 span.held.last_logits = row.clone()
 
-    def _answer(self, held: Held, copies: bool, share: bool) -> dict[str, Any]:
+    def _answer(self, held: Held, copies: bool, give: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "captures": {
-                name: pack(join(chunks), share)
+                name: give(join(chunks))
                 for name, chunks in held.chunks.items()
                 if copies or self._shards[name].copy == 0
             },
             "edited": held.edited,
         }
         if held.head_rows and self._place.rank == 0:
-            answer["head_rows"] = pack(join(held.head_rows), share)
+            answer["head_rows"] = give(join(held.head_rows))
         if held.last_logits is not None and self._place.rank == 0:
-            answer["last_logits"] = pack(held.last_logits.float(), share)
+            answer["last_logits"] = give(held.last_logits.float())
         return answer
