@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from .errors import SpecError
+from .given import short
 from .runs import Run
 
 if TYPE_CHECKING:
@@ -37,6 +39,12 @@ def collect(
     """See `Session.collect`. `progress(done, total)` counts prompts; total is None for a stream."""
     if isinstance(prompts, str):
         raise ValueError("collect takes many prompts: put this one into a list")
+    if not isinstance(prompts, Iterable):
+        raise ValueError(
+            f"collect takes many prompts, a list or anything that gives them in turn, not {short(prompts)}"
+        )
+    if not isinstance(folder, (str, os.PathLike)):
+        raise ValueError(f"collect: a folder is named by a string or a Path, not by {short(folder)}")
     folder = Path(folder)
     names = _rowwise(session, hooks)
     about = {
@@ -61,21 +69,34 @@ def collect(
         _save(folder, manifest)
         done += len(batch)
         progress(done, total)
+    if not manifest["shards"]:
+        _save(folder, manifest)  # of no prompts
     return folder
 
 
-def stack(runs: Sequence[Run], hook: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What one hook held in several runs, as one tensor padded with zeros on the right, and its mask.
+def stack(runs: Iterable[Run], hook: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What one hook held in several runs of a model, as one tensor padded with zeros on the right, and its mask.
 
     Returns `(runs, longest, ...)` in the engine's dtype and a bool `(runs, longest)`, true where a row is real.
-    KeyError when a run did not capture the hook; ValueError without runs, and for patterns and scores, which have no
-    row a token.
+    KeyError when a run did not capture the hook; ValueError without runs, for runs of models that differ in width or
+    dtype, and for patterns and scores, which have no row a token.
     """
-    if not runs:
+    given: Any = runs
+    if isinstance(given, Run):
+        raise ValueError("stack takes several runs: put this one into a list")
+    given = list(given) if isinstance(given, Iterable) else [given]
+    if not given:
         raise ValueError("stack needs at least one run")
-    rows = [run[hook] for run in runs]
-    if hook.endswith(("hook_pattern", "hook_attn_scores")):  # their first axis is heads
+    for run in given:
+        if not isinstance(run, Run):
+            raise ValueError(f"stack takes a list of Runs; {short(run)} is none")
+    rows = [run.view(hook) for run in given]
+    if str(hook).endswith(("hook_pattern", "hook_attn_scores")):  # their first axis is heads
         raise ValueError(f"{hook} has no row a token: stack takes hooks such as 'blocks.0.hook_out'")
+    kinds = {(tuple(r.shape[1:]), r.dtype): None for r in rows}
+    if len(kinds) > 1:
+        (one, other) = (f"{shape} a token in {dtype}" for shape, dtype in list(kinds)[:2])
+        raise ValueError(f"the runs are of different models: {hook} holds {one}, and {other}; stack those of one model")
     longest = max(map(len, rows))
     out = torch.zeros(len(rows), longest, *rows[0].shape[1:], dtype=rows[0].dtype)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -100,7 +121,6 @@ def _open(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a collection that is begun or resumed; ValueError when the folder holds another one."""
     path = folder / MANIFEST
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         return about | {"shards": []}
     manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for key, value in about.items():
@@ -156,20 +176,31 @@ def _write(path: Path, names: Sequence[str], runs: Sequence[Run], first: int) ->
 
     Returns how many rows it has.
     """
-    tensors = {name: torch.cat([run[name] for run in runs]) for name in names}
+    tensors = {name: torch.cat([run.view(name) for run in runs]) for name in names}
     tensors["prompt"] = torch.cat([torch.full((run.rows,), first + i) for i, run in enumerate(runs)])
     tensors["position"] = torch.cat([torch.arange(run.rows) for run in runs])
     tensors["token"] = torch.cat([torch.tensor(run.ids[: run.rows]) for run in runs])
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial)
-    os.replace(partial, path)
+    with _written(path) as partial:
+        save_file(tensors, partial)
     return len(tensors["token"])
 
 
 def _save(folder: Path, manifest: dict[str, Any]) -> None:
-    partial = folder / f"{MANIFEST}.partial"
-    partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, folder / MANIFEST)
+    with _written(folder / MANIFEST) as partial:
+        partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """Where to write a file that appears under its name when it is whole, with the permissions of a new file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    partial.touch()
+    mode = partial.stat().st_mode
+    yield partial
+    partial.chmod(mode)  # safetensors writes private files
+    os.replace(partial, path)
 
 
 def _digest(batch: Sequence[Sequence[int]]) -> str:

@@ -24,6 +24,14 @@ def integers(given: Any, name: str, refuse: Refuse) -> tuple[int, ...]:
     return tuple(items)
 
 
+def whole(value: Any, name: str, hint: str = "") -> int:
+    """A whole number of any library, as an int. ValueError for anything else, with a hint."""
+    number = plain(value)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise ValueError(f"{name} must be a whole number, not {short(value)}{hint}")
+    return number
+
+
 def plain(value: Any) -> Any:
     """Arrays, ranges and numbers of other libraries as lists, ints and floats; anything else unchanged."""
     if hasattr(value, "tolist"):

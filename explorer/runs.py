@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from .analysis import attention, metrics
-from .catalogue import Catalogue
+from .catalogue import Catalogue, HookPoint
 from .engine.protocol import Model, Request, Result
-from .errors import EngineError
-from .given import plural
+from .errors import EngineError, ExplorerError
+from .given import plural, whole
 from .resolve import pin
 from .specs import Edit, to_json
 from .tokens import Token, Tokenizer, one_token, token_table
@@ -57,6 +58,7 @@ class Run:
     """One forward pass, and optional generation, of one prompt under one spec.
 
     A run has a row for each token that was fed: the prompt's, and with generation every generated one but the last.
+    Nothing changes a run: every tensor that it gives is the caller's own, to write to as well.
 
     Attributes:
         ids: token ids of the prompt and the generated tokens.
@@ -84,23 +86,33 @@ class Run:
     # what was captured
 
     def __getitem__(self, hook: str) -> torch.Tensor:
-        """What a hook held: CPU tensor in the engine's dtype.
+        """What a hook held: CPU tensor in the engine's dtype, a new one each time.
 
         `(rows, width)`; `(rows, heads, d_head)` on head hooks; `(heads, query, key)` for patterns and scores;
         `(rows, d_vocab)` float32 for the logits. At an edited hook this is the value after the edits.
         KeyError when the hook was not captured; `SpecError` when there is no such hook.
         """
+        point = self._point(hook)
+        return self._replay(point) if point.derived_from else self.view(hook).clone()
+
+    def view(self, hook: str) -> torch.Tensor:
+        """Like `run[hook]`, but the run's own memory where it has any: nobody may write to it."""
+        point = self._point(hook)
+        if point.derived_from:
+            return self._replay(point)
+        return self._every_logit() if point.component == "logits" else self._captures[point.name]
+
+    def _point(self, hook: str) -> HookPoint:
         point = self._origin.catalogue.require(hook)
         if point.name not in self.captured:
             raise KeyError(f"{point.name} was not captured; run again with capture={hook!r} (or a list that holds it)")
-        if point.component == "logits":
-            return self.logits
-        if point.derived_from:
-            q, k = (self._captures[name] for name in point.derived_from)
-            assert point.layer is not None
-            replay = attention.pattern if point.component == "pattern" else attention.scores
-            return replay(q, k, self._origin.model.attention[point.layer]).to(q.dtype)
-        return self._captures[point.name]
+        return point
+
+    def _replay(self, point: HookPoint) -> torch.Tensor:
+        q, k = (self._captures[name] for name in point.derived_from)
+        assert point.layer is not None
+        replay = attention.pattern if point.component == "pattern" else attention.scores
+        return replay(q, k, self._origin.model.attention[point.layer]).to(q.dtype)
 
     def __contains__(self, hook: object) -> bool:
         return hook in self._origin.catalogue and self._origin.catalogue.find(hook).name in self.captured
@@ -117,9 +129,10 @@ class Run:
     def pattern(self, layer: int) -> torch.Tensor:
         """Attention weights of a layer: `(heads, query, key)`. Needs `capture="blocks.{layer}.attn.hook_pattern"`."""
         layers = self._origin.model.shape.layers
-        if not -layers <= layer < layers:
-            raise IndexError(f"layer {layer} is past the model's {layers} layers")
-        return self[f"blocks.{layer % layers}.attn.hook_pattern"]
+        number = whole(layer, "layer")
+        if not -layers <= number < layers:
+            raise IndexError(f"layer {number} is past the model's {layers} layers")
+        return self[f"blocks.{number % layers}.attn.hook_pattern"]
 
     # what was predicted
 
@@ -127,9 +140,17 @@ class Run:
     def logits(self) -> torch.Tensor:
         """Logits at every row, float32 `(rows, d_vocab)`: the model's own head, applied in the worker on first access.
 
-        No second forward pass. Raises `SessionClosed` when the session was closed before they were read, `EngineError`
-        where the model's head gives the last row's alone.
+        No second forward pass; each read copies them, `logits_at` a single row. Raises `SessionClosed` when the session
+        was closed before they were read, `EngineError` where the model's head gives the last row's alone. Warns when
+        some are not finite.
         """
+        return self._every_logit().clone()
+
+    def keep_logits(self) -> None:
+        """Have the logits of every row computed now, so that they can be read when the session is closed."""
+        self._every_logit()
+
+    def _every_logit(self) -> torch.Tensor:
         if self._logits is None:
             if self.rows > 1 and self._origin.model.no_head:
                 raise EngineError(
@@ -138,19 +159,32 @@ class Run:
                 )
             last = self._last_logits[None]
             self._logits = torch.cat([self._origin.head(self._head_rows[:-1]), last]) if self.rows > 1 else last
+            good = _finite(self._logits)
+            if not good.all():
+                first, count = int((~good).nonzero()[0]), plural(int((~good).sum()), "position")
+                warnings.warn(self._overflow(f"{count} (the first is {first})"), RuntimeWarning, stacklevel=3)
         return self._logits
+
+    def _overflow(self, where: str) -> str:
+        """What to say of logits that are NaN or infinite."""
+        dtype = str(self._origin.model.dtype).removeprefix("torch.")
+        if self._edits:
+            return f"the logits at {where} are not finite: with this run's edits, numbers grow past what {dtype} holds"
+        advice = "its weights may be damaged" if dtype == "float32" else "boot with dtype='float32'"
+        return f"the logits at {where} are not finite in {dtype}, and no edit did it, but the model itself; {advice}"
 
     @property
     def loss(self) -> torch.Tensor:
         """Nats a token, `(rows - 1,)`: entry t scores token t + 1."""
-        return metrics.next_token_loss(self.logits, self.ids[: self.rows])
+        return metrics.next_token_loss(self._every_logit(), self.ids[: self.rows])
 
     def top(self, k: int = 10, position: int = -1) -> list[TopToken]:
         """The k most probable next tokens at a position, best first."""
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}")
+        count = whole(k, "k")
+        if count < 1:
+            raise ValueError(f"k must be at least 1, not {count}")
         logprobs = metrics.log_probs(self.logits_at(position))
-        values, ids = logprobs.topk(min(k, logprobs.shape[0]))
+        values, ids = logprobs.topk(min(count, logprobs.shape[0]))
         texts = self._origin_texts(ids.tolist())
         return [
             TopToken(t, i, p, v)
@@ -163,10 +197,18 @@ class Run:
         return float(logits[self.token_id(a)] - logits[self.token_id(b)])
 
     def logits_at(self, position: int = -1) -> torch.Tensor:
-        """Logits of one row, float32 `(d_vocab,)`; the last needs no call to the worker. IndexError past the rows."""
-        if not -self.rows <= position < self.rows:
-            raise IndexError(f"position {position} is past the run's {self.rows} rows")
-        return self._last_logits if position % self.rows == self.rows - 1 else self.logits[position]
+        """Logits of one row, float32 `(d_vocab,)`; the last needs no call to the worker.
+
+        IndexError past the rows; `ExplorerError` for logits that are NaN or infinite.
+        """
+        at = whole(position, "position", "; -1 is the last row")
+        if not -self.rows <= at < self.rows:
+            raise IndexError(f"position {at} is past the run's {self.rows} rows")
+        at %= self.rows
+        row = self._last_logits if at == self.rows - 1 else self._every_logit()[at]
+        if not _finite(row):
+            raise ExplorerError(self._overflow(f"position {at}"))
+        return row.clone()
 
     def token_id(self, token: str | int) -> int:
         """The id of a one-token string, or the id itself. ValueError when it is several tokens."""
@@ -174,9 +216,13 @@ class Run:
 
     # what was run
 
-    @cached_property
+    @property
     def tokens(self) -> list[Token]:
         """Prompt and generated tokens, position by position."""
+        return list(self._tokens)
+
+    @cached_property
+    def _tokens(self) -> list[Token]:
         return token_table(self._origin.tokenizer, self.ids)
 
     @property
@@ -186,7 +232,9 @@ class Run:
 
     @cached_property
     def text(self) -> str:
-        """The generated text; empty when nothing was generated."""
+        """The generated text; empty when nothing was generated. `ExplorerError` when its last logits are not finite."""
+        if self.generated and not _finite(self._last_logits):
+            raise ExplorerError(self._overflow(f"position {self.rows - 1}"))
         return str(self._origin.tokenizer.decode(self.generated, skip_special_tokens=True))
 
     @property
@@ -223,6 +271,12 @@ class Run:
         """The captured rows of a tapped hook, None when it was not captured."""
         return self._captures.get(hook)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Run is neither pickled nor copied (nothing changes it, so share it); run.recipe() is plain JSON that "
+            "makes it again, and safetensors saves what it captured"
+        )
+
     def _origin_texts(self, ids: Sequence[int]) -> list[str]:
         return [token.text for token in token_table(self._origin.tokenizer, ids)]
 
@@ -233,11 +287,17 @@ class Run:
             f"Run of {prompt if len(prompt) <= 60 else prompt[:57] + '...'!r}",
             f"  {plural(self.rows, 'row')}, {plural(len(self.generated), 'generated token')}, "
             f"{plural(count, 'edit')}, {plural(len(self.captured), 'hook')} captured",
-            f"  text: {self.text!r}"
-            if self.generated
-            else "  next: " + ", ".join(f"{t.text!r} {t.prob:.1%}" for t in self.top(5)),
+            f"  {self._outcome()}",
         ]
         return "\n".join(lines)
+
+    def _outcome(self) -> str:
+        try:
+            if self.generated:
+                return f"text: {self.text!r}"
+            return "next: " + ", ".join(f"{t.text!r} {t.prob:.1%}" for t in self.top(5))
+        except ExplorerError as error:
+            return str(error)
 
 
 class Comparison:
@@ -266,7 +326,19 @@ class Comparison:
         return float(metrics.kl(self.clean.logits_at(position), self.patched.logits_at(position)))
 
     def __repr__(self) -> str:
-        rows = [
-            f"  {r.text!r:16} {r.clean_prob:7.1%} -> {r.patched_prob:7.1%}  {r.change * 100:+6.1f}" for r in self.top(5)
-        ]
-        return "\n".join(["Comparison, clean -> patched", *rows, f"  KL(clean || patched) {self.kl():.3f} nats"])
+        try:
+            lines = [
+                *(
+                    f"{r.text!r:16} {r.clean_prob:7.1%} -> {r.patched_prob:7.1%}  {r.change * 100:+6.1f}"
+                    for r in self.top(5)
+                ),
+                f"KL(clean || patched) {self.kl():.3f} nats",
+            ]
+        except ExplorerError as error:
+            lines = [str(error)]
+        return "\n  ".join(["Comparison, clean -> patched", *lines])
+
+
+def _finite(logits: torch.Tensor) -> torch.Tensor:
+    """Of each row `(..., d_vocab)` whether it is a distribution: no NaN, no infinity but -inf for what is ruled out."""
+    return logits.amax(-1).isfinite()

@@ -273,7 +273,7 @@ class Session:
         ]
         if logits:
             for run in runs:
-                _ = run.logits
+                run.keep_logits()
         return runs
 
     def _encode(self, prompt: Prompt, chat: bool = False, room: int = 0) -> tuple[int, ...]:

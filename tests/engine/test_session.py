@@ -92,6 +92,8 @@ def test_captures_are_copies(either: explorer.Session) -> None:
     want = either.run(IDS, capture="all")
     for name in run.captured:
         run[name].zero_()
+        run[name].numpy()[:] = 1
+    assert same(run, want)
     assert same(either.run(IDS, capture="all"), want)
 
 

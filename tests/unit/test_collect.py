@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import weakref
 from pathlib import Path
 
@@ -81,7 +83,7 @@ def test_memory_is_bounded_by_bytes_however_wide_the_hooks(session: Session, tmp
     def counted(batch, capture):
         assert all(ref() is None for ref in held), "rows of an earlier batch are still held"
         runs = run(batch, capture=capture)
-        held[:] = [weakref.ref(r[name]) for r in runs for name in capture]
+        held[:] = [weakref.ref(r.view(name)) for r in runs for name in capture]
         batches.append([r.rows for r in runs])
         taken = sum(r[name].nbytes for r in runs for name in capture)
         assert taken <= bound or len(runs) == 1
@@ -137,9 +139,37 @@ def test_a_bad_prompt_is_named_and_what_was_done_stays(session: Session, tmp_pat
     assert len(rows(tmp_path)["prompt"]) > 0
 
 
-def test_one_prompt_is_not_many(session: Session, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="put this one into a list"):
-        session.collect("w1 w2", HOOKS, tmp_path)
+@pytest.mark.parametrize(
+    ("prompts", "folder", "says"),
+    [
+        ("w1 w2", "out", "put this one into a list"),
+        (5, "out", "many prompts, .* not 5"),
+        (["w1"], 5, "folder is named by a string or a Path, not by 5"),
+        ([[3] * 40], "out", "prompt 1: .*this session takes 16 in all"),
+        ([5], "out", "prompt 1: a prompt is text or a list of token ids, not int"),
+    ],
+)
+def test_what_is_no_collection_leaves_no_folder(session: Session, tmp_path: Path, monkeypatch, prompts, folder, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=says):
+        session.collect(prompts, HOOKS, folder, lambda *_: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_collection_of_no_prompts_is_one(session: Session, tmp_path: Path) -> None:
+    folder = session.collect([], HOOKS, tmp_path / "out", lambda *_: None)
+    assert json.loads((folder / "collection.json").read_text())["shards"] == []
+    session.collect(prompts(), HOOKS, folder, lambda *_: None)
+    assert rows(folder)["prompt"].max() == 8
+
+
+def test_others_may_read_what_they_may_read_of_other_new_files(session: Session, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        session.collect(prompts(3), HOOKS, tmp_path, lambda *_: None)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o640}
 
 
 def test_a_line_says_how_far_it_is(session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,9 +204,26 @@ def test_stack_of_logits(session: Session) -> None:
     assert stack(runs, "logits")[0].shape == (3, 3, 20)
 
 
+def test_stack_takes_any_number_of_runs_in_any_form(session: Session) -> None:
+    run = session.run([3, 4], capture=HOOKS)
+    stacked, _ = stack((run for _ in range(2)), session.hooks[HOOKS[0]])
+    assert torch.equal(stacked[1], run[HOOKS[0]])
+
+
 def test_what_cannot_be_stacked(session: Session) -> None:
+    one = session.run([3, 4], capture=HOOKS)
     with pytest.raises(ValueError, match="at least one run"):
         stack([], HOOKS[0])
+    with pytest.raises(ValueError, match="put this one into a list"):
+        stack(one, HOOKS[0])
+    with pytest.raises(ValueError, match="list of Runs; 5 is none"):
+        stack(5, HOOKS[0])
+    with pytest.raises(ValueError, match="list of Runs; None is none"):
+        stack([one, None], HOOKS[0])
+    with pytest.raises(SpecError, match="named by a string"):
+        stack([one], 5)
+    with fake.session(fake.FakeEngine(torch.bfloat16)) as other, pytest.raises(ValueError, match="different models: "):
+        stack([one, other.run([3, 4], capture=HOOKS)], HOOKS[0])
     with pytest.raises(KeyError, match="was not captured"):
         stack(session.run(prompts(2)), HOOKS[0])
     heads = session.model.shape.heads

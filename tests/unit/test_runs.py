@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import pickle
+import warnings
 
+import numpy as np
 import pytest
 import torch
 
-from explorer import Edit, SessionClosed, SpecError
+from explorer import Edit, ExplorerError, SessionClosed, SpecError, stack
 from explorer.analysis import attention
 
 from . import fake
@@ -23,7 +27,7 @@ STREAM = "blocks.1.hook_out"
 def test_captures_by_name_and_alias(session):
     run = session.run(PROMPT, capture=[STREAM, "blocks.0.attn.hook_z", "blocks.0.mlp.hook_post"])
     assert run[STREAM].shape == (4, 8)
-    assert run["blocks.1.hook_resid_post"] is run[STREAM]
+    assert torch.equal(run["blocks.1.hook_resid_post"], run[STREAM])
     assert run["blocks.0.attn.hook_z"].shape == (4, 4, 3)
     assert run["blocks.0.mlp.out.hook_in"].shape == (4, 10)
     assert list(run) == list(run.captured) == ["blocks.0.attn.o.hook_in", "blocks.0.mlp.out.hook_in", STREAM]
@@ -77,7 +81,46 @@ def test_a_pattern_that_was_not_captured(session):
 
 def test_logits_are_a_hook_too(session):
     run = session.run(PROMPT, capture="logits")
-    assert run["unembed.hook_out"] is run.logits
+    assert torch.equal(run["unembed.hook_out"], run.logits)
+
+
+def test_nothing_that_a_run_gives_changes_it(session):
+    """Its results are the caller's own: written to, in torch or through numpy, they change no other result."""
+    for prompt, new in ((PROMPT, 0), ("w0", 0), (PROMPT, 3)):
+        run = session.run(prompt, capture=["blocks.*", "logits"], max_new_tokens=new, logits=True)
+
+        every = list(range(run.rows))
+
+        def seen(run=run, every=every):
+            with torch.no_grad():
+                patched = session.run(run.fed, Edit(STREAM, "patch", source=run, source_pos=every), capture=STREAM)
+            stacked, _ = stack([run], STREAM)
+            numbers = [*(run[name] for name in run), run.logits, run.logits_at(0), run.logits_at(-1), run.loss]
+            numbers += [stacked, patched[STREAM], patched.logits]
+            return [t.clone() for t in numbers], [run.top(3), run.top(3, 0), run.tokens, run.text, run.spec, repr(run)]
+
+        before = seen()
+        for name in run:
+            run[name].mul_(2)
+            run[name].numpy()[:] = 7
+        stack([run], STREAM)[0].zero_()
+        run.pattern(1).zero_(), run.logits.zero_(), run.logits_at().zero_(), run.logits_at(0).zero_(), run.loss.zero_()
+        run.tokens.clear()
+        after = seen()
+        assert all(map(torch.equal, before[0], after[0])) and before[1] == after[1]
+
+
+def test_a_view_is_the_runs_own_memory(session):
+    run = session.run(PROMPT, capture=[STREAM, "logits", "blocks.0.attn.hook_pattern"])
+    assert run.view(STREAM).data_ptr() == run.view("blocks.1.hook_resid_post").data_ptr() != run[STREAM].data_ptr()
+    assert run.view("logits").data_ptr() == run.view("logits").data_ptr() != run.logits.data_ptr()
+    assert torch.equal(run.view("blocks.0.attn.hook_pattern"), run.pattern(0))
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_run_is_shared_and_not_copied(session, copied):
+    with pytest.raises(TypeError, match=r"a Run is neither pickled nor copied .* run\.recipe\(\)"):
+        copied(session.run(PROMPT))
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
@@ -89,7 +132,7 @@ def test_logits_are_computed_once_and_only_when_asked(session, engine):
     assert engine.head_calls == 0
     assert run.logits.shape == (4, 20)
     assert run.logits.dtype == torch.float32
-    assert run.logits is run.logits
+    assert torch.equal(run.logits, run.logits)
     assert run.loss.shape == (3,)
     assert engine.head_calls == 1
     assert torch.equal(run.logits[-1], run.logits_at())
@@ -122,6 +165,67 @@ def test_top(session):
     assert run.top(1, position=0)[0].id == int(run.logits[0].argmax())
     with pytest.raises(ValueError, match="k must be at least 1, not 0"):
         run.top(0)
+
+
+@pytest.mark.parametrize("given", ["3", 2.0, True, None, [1]])
+def test_what_is_no_whole_number(session, given):
+    run, comparison = session.run(PROMPT), session.compare(PROMPT, None)
+    for ask, name in (
+        (lambda: run.top(given), "k"),
+        (lambda: comparison.top(given), "k"),
+        (lambda: run.pattern(given), "layer"),
+        (lambda: run.top(3, given), "position"),
+        (lambda: run.logit_diff(3, 4, position=given), "position"),
+        (lambda: run.logits_at(given), "position"),
+        (lambda: comparison.kl(given), "position"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must be a whole number, not "):
+            ask()
+
+
+def test_numbers_of_other_libraries(session):
+    run = session.run(PROMPT, capture="blocks.1.attn.hook_pattern")
+    assert run.top(np.int64(2), torch.tensor(1)) == run.top(2, 1)
+    assert torch.equal(run.pattern(np.int8(1)), run.pattern(1))
+
+
+HUGE = Edit(STREAM, "scale", factor=3e38, pos=2)  # of fp32, which ends at 3.4e38
+
+
+def test_logits_that_are_not_finite_are_not_counted_with(session):
+    cmp = session.compare(PROMPT, HUGE)
+    run = cmp.patched
+    says = r"^the logits at position 3 are not finite: with this run's edits, .* past what float32 holds"
+    for ask in (run.top, cmp.top, cmp.kl, run.logits_at, lambda: run.logit_diff(3, 4), lambda: cmp.logit_diff(3, 4)):
+        with pytest.raises(ExplorerError, match=says):
+            ask()
+    assert "position 3 are not finite" in repr(run) and "position 3 are not finite" in repr(cmp)
+    assert cmp.clean.top(1) == session.run(PROMPT).top(1)
+    with pytest.warns(RuntimeWarning, match=r"the logits at 2 positions \(the first is 2\) are not finite: with"):
+        logits = run.logits
+    assert logits[:2].isfinite().all() and not logits[2:].isfinite().any()
+    assert run.top(1, 1) == cmp.clean.top(1, 1)
+    written = session.generate(PROMPT, HUGE, 3)
+    assert "are not finite" in repr(written)
+    with pytest.raises(ExplorerError, match="the logits at position 5 are not finite: with"):
+        _ = written.text
+
+
+@pytest.mark.parametrize(("dtype", "advice"), [("float32", "weights may be damaged"), ("bfloat16", "boot with dtype=")])
+def test_a_model_that_overflows_by_itself_is_told_from_edits(dtype, advice):
+    engine = fake.FakeEngine(getattr(torch, dtype))
+    engine._embedding[5] *= 1e38
+    with fake.session(engine) as session:
+        run = session.run(PROMPT)
+    with pytest.raises(ExplorerError, match=f"not finite in {dtype}, and no edit did it, .*; .*{advice}"):
+        run.top(1)
+
+
+def test_a_token_that_is_ruled_out_is_no_overflow(session, engine):
+    engine._unembedding[:, 4] = -torch.inf
+    engine._embedding.abs_()
+    with warnings.catch_warnings(action="error"):
+        assert session.run([3], logits=True).top(20)[-1].prob == 0
 
 
 def test_logit_diff(session):
