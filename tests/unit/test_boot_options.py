@@ -17,8 +17,9 @@ import transformers
 
 from explorer import BootError
 from explorer.catalogue import Catalogue
+from explorer.engine import process
 from explorer.engine.shapes import architecture, model_dtype, model_shape, read_config
-from explorer.engine.vllm import boot, internals
+from explorer.engine.vllm import boot, internals, processes
 from explorer.engine.vllm.boot import LOCKED, check_options, choose, code_hash
 
 KNOWN = {"dtype", "max_model_len", "max_num_seqs", "gpu_memory_utilization", "quantization", "additional_config"}
@@ -349,10 +350,10 @@ def test_ray_needs_gpus(tmp_path, on_cpu):
 
 
 def test_cores_are_dealt_out_to_workers(monkeypatch):
-    monkeypatch.setattr(internals.os, "sched_getaffinity", lambda pid: {7, 2, 3, 5, 11})
-    assert internals._cores(2) == "2,3|5,7"
-    assert internals._cores(5) == "2|3|5|7|11"
-    assert internals._cores(6) == "2|3|5|7|11|2"
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {7, 2, 3, 5, 11})
+    assert processes.share_out_cores(2) == "2,3|5,7"
+    assert processes.share_out_cores(5) == "2|3|5|7|11"
+    assert processes.share_out_cores(6) == "2|3|5|7|11|2"
 
 
 def test_a_batch_of_none_is_the_usual_one(tmp_path, monkeypatch):
@@ -386,11 +387,11 @@ def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch):
 
 def test_vllm_finds_a_descriptor_where_stdout_has_none(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())  # as in a notebook
-    with internals._descriptor_of_stdout():
+    with process.stdout_with_descriptor():
         assert sys.stdout.fileno() == 1
     with pytest.raises(OSError):
         sys.stdout.fileno()
-    with internals._descriptor_of_stdout():  # nothing else changes
+    with process.stdout_with_descriptor():  # nothing else changes
         print("hello")
     assert sys.stdout.getvalue() == "hello\n"
 
@@ -555,7 +556,7 @@ def test_what_a_core_had_built_when_it_failed_is_freed():
 
 
 def test_a_script_without_a_main_guard_is_told(monkeypatch):
-    internals.check_main()
-    monkeypatch.setattr(internals.multiprocessing.current_process(), "_inheriting", True, raising=False)
+    processes.check_main()
+    monkeypatch.setattr(processes.multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(BootError, match='put what it does under if __name__ == "__main__":'):
-        internals.check_main()
+        processes.check_main()

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 
 import pytest
 
-pytest.importorskip("vllm")
-internals = pytest.importorskip("explorer.engine.vllm.internals")
-
 PAGES = 24 * 2**20 // 4096  # of four blocks of 6 MiB
 COUNT = """
 import resource, sys
 import torch
-from explorer.engine.vllm import internals
+from explorer.engine.process import keep_freed_memory
 
 if sys.argv[1] == "kept":
-    internals.keep_freed_memory()
+    keep_freed_memory()
 
 def fetched():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -35,7 +33,7 @@ def pages_fetched(how: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or not internals.on_cpu(), reason="glibc's allocator, on a CPU")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
 def test_freed_memory_is_kept_for_the_next_pass() -> None:
     # now and then a small block lies just above and keeps the memory, by chance
     assert any(pages_fetched("not") > PAGES * 0.9 for _ in range(5))

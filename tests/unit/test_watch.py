@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from explorer.engine.vllm import internals
+from explorer.engine.vllm import internals, processes
 
 SLEEPERS = multiprocessing.get_context("spawn")
 
@@ -28,7 +28,7 @@ def executor(monkeypatch):
 
 
 def test_one_that_dies_takes_the_others_with_it(executor):
-    watch = internals.Watch(None)
+    watch = internals.watch(None)
     first, second = (worker.proc for worker in executor.workers)
     second.kill()
     assert watch.died() == "sleeper-1 died (exit code -9)"
@@ -46,11 +46,11 @@ def test_the_exit_code_may_come_late():
         def join(self):
             pass
 
-    assert internals._exit_code(Process()) == -9
+    assert processes._exit_code(Process()) == -9
 
 
 def test_one_that_was_told_to_end_does_not(executor):
-    watch = internals.Watch(None)
+    watch = internals.watch(None)
     executor.shutting_down = True
     first, second = (worker.proc for worker in executor.workers)
     second.terminate()
@@ -61,4 +61,4 @@ def test_one_that_was_told_to_end_does_not(executor):
 
 def test_without_worker_processes_nothing_is_watched(monkeypatch):
     monkeypatch.setattr(internals, "_executor", lambda llm: SimpleNamespace(workers=["a Ray worker"]))
-    assert internals.Watch(None).died() is None
+    assert internals.watch(None).died() is None

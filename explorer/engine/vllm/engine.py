@@ -32,7 +32,7 @@ class VllmEngine:
         self._broken: str | None = None  # why the worker processes are of no use any more
         with internals.lifetime.booting():
             self._llm = construct(path, options, progress)
-            self._watch = internals.Watch(self._llm)
+            self._watch = internals.watch(self._llm)
             self._shares = not internals.in_processes(self._llm)  # its memory with the one worker
             try:
                 progress("first forward pass")

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import inspect
 import logging
-import multiprocessing.connection
 import os
-import random
 import re
-import signal
 import sys
-import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from threading import Thread
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from ...errors import BootError, EngineError
+from ..process import give_back_memory, state_kept, stderr_to, stdout_with_descriptor
 from ..protocol import Attention
+from .processes import Watch, check_main, kill, last_error, share_out_cores
 
 log = logging.getLogger("explorer.vllm")
 
@@ -40,10 +34,7 @@ _PATCHED = ((torch, "set_num_threads"), (torch.accelerator, "synchronize"), (tor
 # What vLLM's `support_torch_compile` puts into a class.
 _DECORATED = ("__init__", "__call__", "save_aot_compiled_function", "_ignore_compile_vllm")
 
-
 _HERE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # the executor whose worker is in this process
-
-_PR_SET_PDEATHSIG = 1  # of Linux: a signal for when the thread that started this process ends
 
 
 # what the worker needs
@@ -92,29 +83,6 @@ def place() -> Place:
 
     tensor, pipeline = get_tp_group(), get_pp_group()
     return Place(tensor.rank_in_group, tensor.world_size, pipeline.rank_in_group, pipeline.world_size)
-
-
-def ignore_interrupts() -> None:
-    """In a process of its own: Jupyter's interrupt goes to every process of the kernel, and is meant for the run."""
-    if multiprocessing.parent_process() is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def end_with_parent() -> None:
-    """In a process of its own: end when the kernel ends, even while waiting for another worker that ended with it."""
-    if multiprocessing.parent_process() is not None and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def keep_freed_memory() -> None:
-    """On a CPU: have glibc keep up to 64 MiB of freed memory for the next forward pass.
-
-    By default it may hand all of it back to the system and fetch it page by page again: a fifth of the time of a
-    large batch. It raises its thresholds to the largest mapped block that was freed, 32 MiB at most (mallopt(3),
-    M_MMAP_THRESHOLD), and this stays so in the process; a session that closes gives back what is free.
-    """
-    if on_cpu():
-        torch.empty(2**25 - 2**16, dtype=torch.uint8)  # freed at once
 
 
 def prepare_stage(runner: Any) -> None:
@@ -470,47 +438,6 @@ def in_processes(llm: Any) -> bool:
     return not isinstance(_executor(llm), UniProcExecutor)
 
 
-class Watch:
-    """When one worker process dies, kills the others at once: they may wait for it for ever, and vLLM for them."""
-
-    def __init__(self, llm: Any) -> None:
-        self._died: str | None = None
-        self._over: Thread | None = None
-        executor = _executor(llm)
-        processes = _processes(executor)
-        if processes:
-            self._over = Thread(target=self._wait, args=(executor, processes), daemon=True, name="vllm-watch")
-            self._over.start()
-
-    def died(self) -> str | None:
-        """How a worker process ended without being told to, if one did in this second or before."""
-        if self._over is not None:
-            self._over.join(1)
-        return self._died
-
-    def _wait(self, executor: Any, processes: Sequence[Any]) -> None:
-        ended = multiprocessing.connection.wait([process.sentinel for process in processes])
-        if executor.is_failed or not getattr(executor, "shutting_down", False):  # else they were told to end
-            process = next(process for process in processes if process.sentinel == ended[0])
-            self._died = f"{process.name} died (exit code {_exit_code(process)})"
-            _kill(processes)
-
-
-def _exit_code(process: Any) -> int | None:
-    """Of a process that has ended: vLLM waits for it in another thread, and one of the two is told, then the other."""
-    process.join()
-    for _ in range(100):
-        if process.exitcode is not None:
-            break
-        time.sleep(0.01)
-    return process.exitcode  # type: ignore[no-any-return]
-
-
-def _kill(processes: Sequence[Any]) -> None:
-    for process in processes:
-        process.kill()
-
-
 def _executor(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.model_executor
 
@@ -518,6 +445,14 @@ def _executor(llm: Any) -> Any:
 def _processes(executor: Any) -> list[Any]:
     """The worker processes that vLLM's multi-process executor started here; none for other executors."""
     return [worker.proc for worker in getattr(executor, "workers", None) or () if hasattr(worker, "proc")]
+
+
+def watch(llm: Any) -> Watch:
+    """A watch over an engine's worker processes."""
+    executor = _executor(llm)
+    return Watch(
+        _processes(executor), lambda: not executor.is_failed and bool(getattr(executor, "shutting_down", False))
+    )
 
 
 def step(llm: Any) -> list[Any]:
@@ -553,7 +488,7 @@ def free(llm: Any, at_once: bool = False) -> None:
     """Free an engine's memory, and leave what other engines share. `at_once`: worker processes have no time to end."""
     processes = _processes(_executor(llm))
     if at_once:
-        _kill(processes)
+        kill(processes)
     _free_client(llm.llm_engine.engine_core)
     for process in processes:
         process.join()
@@ -608,7 +543,7 @@ def construct(path: str, options: dict[str, Any]) -> Any:
         check_main()
     if on_cpu():
         if workers > 1:
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _cores(workers))
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", share_out_cores(workers))
         elif options.get("distributed_executor_backend") is None:
             # up to 0.22 the worker gets a process of its own unless the executor is named in full
             options = options | {"distributed_executor_backend": _HERE}
@@ -621,7 +556,7 @@ def construct(path: str, options: dict[str, Any]) -> Any:
     computes_here = on_cpu() and options.get("distributed_executor_backend") == _HERE
     threads = torch.get_num_threads()
     try:
-        with _descriptor_of_stdout():
+        with stdout_with_descriptor():  # up to 0.26 vLLM asks for it; later versions take 1
             return vllm.LLM(model=path, **options)
     except BaseException as error:
         free_failed(error)
@@ -629,40 +564,6 @@ def construct(path: str, options: dict[str, Any]) -> Any:
     finally:
         if not computes_here and torch.get_num_threads() != threads:  # vLLM leaves PyTorch one, which is the user's too
             torch.set_num_threads(threads)
-
-
-def check_main() -> None:
-    """Raise `BootError` in a worker that is being started: it runs the script that starts it, up to here."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise BootError(
-            "boot: a script that boots several workers is run by each of them too: put what it does under "
-            'if __name__ == "__main__":'
-        )
-
-
-@contextmanager
-def _descriptor_of_stdout() -> Iterator[None]:
-    """Up to 0.26 vLLM asks `sys.stdout` for its descriptor, which a notebook's has not; later versions take 1."""
-    stream: Any = sys.stdout
-    lacking = False
-    try:
-        stream.fileno()
-    except OSError:
-        lacking = True
-        stream.fileno = lambda: 1
-    try:
-        yield
-    finally:
-        if lacking:
-            del stream.fileno
-
-
-def _cores(workers: int) -> str:
-    """This machine's cores dealt out to worker processes, as vLLM wants to be told: `0,1|2,3`."""
-    cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // workers)
-    starts = [i * share % len(cores) for i in range(workers)]  # with fewer cores than workers some share one
-    return "|".join(",".join(map(str, cores[start : start + share])) for start in starts)
 
 
 def version() -> str:
@@ -736,16 +637,13 @@ class Lifetime:
         go to file descriptor 2; they are read back and logged. A boot that fails leaves nothing behind.
         """
         if torch.cuda.is_initialized():  # there vLLM measures free memory, and fails when more appears meanwhile
-            _give_back()
+            give_back_memory()
         with self._lock:
             if self._engines == 0:
                 there = [(owner, name) for owner, name in _PATCHED if hasattr(owner, name)]  # not in every torch
                 self._originals = {(owner, name): getattr(owner, name) for owner, name in there}
                 self._owns_groups = not torch.distributed.is_initialized()
             self._engines += 1
-        seeds = (random.getstate(), np.random.get_state(), torch.get_rng_state())
-        gpu_seeds = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        hook = sys.excepthook  # torch's process groups replace it, for good
         os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
         if not logging.getLogger("vllm").handlers:
             logging.getLogger("vllm").addHandler(logging.NullHandler())
@@ -753,28 +651,21 @@ class Lifetime:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V1, the runner that CI runs, unless the user chose
         try:
-            with warnings.catch_warnings(), _stderr_to_log() as said:
+            with state_kept(), warnings.catch_warnings(), stderr_to(log) as said:
                 warnings.simplefilter("ignore")
                 try:
                     yield
                 except Exception as error:
                     if "WorkerProc initialization failed" not in str(error):
                         raise
-                    raise BootError(f"boot: a worker process failed to start: {_last_error(said())}") from error
+                    raise BootError(f"boot: a worker process failed to start: {last_error(said())}") from error
         except BaseException:
             self.left()
             raise
-        finally:
-            sys.excepthook = hook
-            random.setstate(seeds[0])
-            np.random.set_state(seeds[1])
-            torch.set_rng_state(seeds[2])
-            if gpu_seeds:
-                torch.cuda.set_rng_state_all(gpu_seeds)
 
     def left(self) -> None:
         """An engine was freed."""
-        _give_back()
+        give_back_memory()
         with self._lock:
             self._engines -= 1
             if self._engines:
@@ -788,37 +679,3 @@ class Lifetime:
 
 
 lifetime = Lifetime()
-
-
-def _give_back() -> None:
-    """Return what was freed to the machine: allocators, and threads that have ended, keep it otherwise."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    if sys.platform == "linux":
-        getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)(0)
-
-
-@contextmanager
-def _stderr_to_log() -> Iterator[Callable[[], str]]:
-    """What this process and the workers it starts write to file descriptor 2 meanwhile; gives how to read it."""
-    with tempfile.TemporaryFile() as noise:
-
-        def said() -> str:
-            return os.pread(noise.fileno(), os.fstat(noise.fileno()).st_size, 0).decode(errors="replace")
-
-        saved = os.dup(2)
-        os.dup2(noise.fileno(), 2)
-        try:
-            yield said
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            for line in said().splitlines():
-                log.debug("native: %s", line)
-
-
-def _last_error(text: str) -> str:
-    """The last line of a traceback in a text."""
-    found = re.findall(r"^[\w.]*(?:Error|Exception): .+$", text, re.MULTILINE)
-    return found[-1].removeprefix("explorer.errors.BootError: boot: ") if found else "it left no message"

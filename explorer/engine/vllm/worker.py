@@ -18,10 +18,12 @@ from ...hooks import ModelShape
 from ...resolve import RowEdit
 from ..parts import find_parts
 from ..points import find_taps
+from ..process import keep_freed_memory
 from ..rows import Held, Rows, Span, join
 from ..study import judge, read
 from . import internals
 from .blocks import Blocks, may_spoil
+from .processes import end_with_parent, ignore_interrupts
 from .reads import TRIED, reads
 from .shards import cut, partial_sums, shard_of
 from .wire import pack, share, unpack, unpack_edit
@@ -37,13 +39,14 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        internals.end_with_parent()
+        end_with_parent()
         super().__init__(*args, **kwargs)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load as vLLM does, then find the taps and wrap the forward pass. The model itself is not touched."""
-        internals.ignore_interrupts()
-        internals.keep_freed_memory()
+        ignore_interrupts()
+        if internals.on_cpu():
+            keep_freed_memory()
         internals.prepare_experts(self.vllm_config.model_config)
         super().load_model(*args, **kwargs)
         whole = ModelShape(**self.vllm_config.additional_config["explorer"]["shape"])
