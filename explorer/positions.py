@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .given import Refuse, integers, plural
+from .errors import SpecError
+from .given import Refuse, integers
 
 
 @dataclass(frozen=True)
@@ -22,29 +23,38 @@ def positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refus
     stop = extent.prompt if phase == "prompt" else extent.rows
     if first >= stop:
         raise refuse(
-            "it would match no row: no generated token is fed back; generate at least 2 tokens, or use phase='both'"
+            "phase='decode' would match no row: it edits generated tokens that are fed back, and this run feeds none; "
+            "generate at least 2 tokens, or use phase='both'"
         )
+    chosen_from = f"positions {first} to {stop - 1}" if stop - first > 1 else f"position {first} alone"
+    part = f"{_part(phase, whose, extent)} {chosen_from}"
+
+    def outside(what: Any, row: int) -> SpecError:
+        from_end = " (counted from the prompt's end)" if what == "last" or "-" in str(what) else ""
+        hint = ""
+        if whose == "source":
+            hint = "; source_pos= says where to read" if name == "pos" else ""
+        elif 0 <= row < first:
+            hint = "; phase='both' reaches the prompt"
+        elif stop <= row < extent.rows:
+            hint = "; phase='both' reaches generated tokens"
+        return refuse(f"{name} {what!r}{from_end} is outside {part}{hint}")
+
     if _everywhere(pos):
         return range(first, stop)
     if isinstance(pos, str) and pos != "last":
-        chosen = _slice(pos, first, extent.prompt, stop, name, whose, refuse)
-        if not chosen:
-            raise refuse(f"{name} {pos!r} would match no row")
-        return chosen
+        begin, end, step = _slice(pos, first, extent.prompt, stop, name, refuse)
+        if begin < first or end > stop:
+            raise outside(pos, begin if begin < first else end - 1)
+        if begin >= end:
+            raise refuse(f"{name} {pos!r} would match no row of {part}")
+        return range(begin, end, step)
     given = (-1,) if isinstance(pos, str) else integers(pos, name, refuse)
     rows = tuple(p + extent.prompt if p < 0 else p for p in given)
     for g, p in zip(("last",) if isinstance(pos, str) else given, rows, strict=True):
-        if not 0 <= p < extent.rows:
-            counted = extent.prompt if p < 0 else extent.rows  # what negative ones count from
-            tokens = plural(counted, "token" if counted == extent.prompt else "row")
-            raise refuse(f"{name} {g} is past the {whose}, which has {tokens} (0 to {counted - 1})")
         if not first <= p < stop:
-            part = "the generated tokens have" if phase == "decode" else "the prompt has"
-            hint = ""
-            if whose == "source":  # where a patch reads when it was not said
-                part, hint = "the source's prompt has", "; source_pos= reaches what the source generated"
-            raise refuse(f"{name} {g} is outside phase={phase!r}: {part} positions {first} to {stop - 1}{hint}")
-    return distinct(rows, name, refuse)
+            raise outside(g, p)
+    return rows if name == "source_pos" else distinct(rows, name, refuse)  # a row may be read twice, not edited twice
 
 
 def source_positions(pos: Any, source_pos: Any, phase: str, extent: Extent, refuse: Refuse) -> range | tuple[int, ...]:
@@ -61,11 +71,21 @@ def source_positions(pos: Any, source_pos: Any, phase: str, extent: Extent, refu
     return positions(pos, phase, extent, "pos", "source", refuse)
 
 
+def _part(phase: str, whose: str, extent: Extent) -> str:
+    """What positions are chosen from, with its verb."""
+    if phase == "decode":
+        return "the generated tokens that are fed back, which have"
+    if phase == "both" and extent.rows > extent.prompt:
+        return "the source, which has" if whose == "source" else "the run, which has"
+    return "the source's prompt, which has" if whose == "source" else "the prompt, which has"
+
+
 def _everywhere(pos: Any) -> bool:
     return pos is None or (isinstance(pos, str) and pos == "all")
 
 
-def _slice(text: str, first: int, prompt: int, stop: int, name: str, whose: str, refuse: Refuse) -> range:
+def _slice(text: str, first: int, prompt: int, stop: int, name: str, refuse: Refuse) -> tuple[int, int, int]:
+    """Begin, end and step of a slice as it is written."""
     parts = text.split(":")
     try:
         numbers = [int(p) if p.strip() else None for p in parts]
@@ -79,9 +99,7 @@ def _slice(text: str, first: int, prompt: int, stop: int, name: str, whose: str,
     begin, end = (None if n is None else n + prompt if n < 0 else n for n in numbers[:2])
     begin = first if begin is None else begin
     end = stop if end is None else end
-    if begin < first or end > stop:
-        raise refuse(f"{name} {text!r} goes past the {whose}, which has positions {first} to {stop - 1} here")
-    return range(begin, end, step)
+    return begin, end, step
 
 
 def distinct(items: tuple[int, ...], name: str, refuse: Refuse) -> tuple[int, ...]:

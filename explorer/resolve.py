@@ -85,9 +85,9 @@ def _resolve(
         raise SpecError(str(error), index) from None
     source_rows = tuple(source_positions(edit.pos, edit.source_pos, edit.phase, source_extent, refuse))
     if len(source_rows) != len(rows):
-        counts = f"{plural(len(rows), 'position')} of the prompt but {plural(len(source_rows), 'position')}"
+        counts = f"{plural(len(rows), 'position')} to write, but {plural(len(source_rows), 'position')} of the source"
         others = ", or a source run that generated as many tokens" if edit.phase == "decode" else ""
-        raise refuse(f"pos chooses {counts} of the source; give pos and source_pos of equal count{others}")
+        raise refuse(f"the patch has {counts} to read; give pos and source_pos of equal count{others}")
     if isinstance(values, str):
         return RowEdit(point.name, "patch", rows, heads, source=(values, source_rows))
     block = values[list(source_rows)].reshape(len(rows), point.heads or 1, point.shape[-1])
@@ -126,11 +126,14 @@ def _heads(head: Any, point: HookPoint, refuse: Refuse) -> tuple[int, ...] | Non
         raise refuse(
             f"{point.name} has no heads; remove head, or choose a hook that has them, such as attn.o.hook_in (z)"
         )
+    if isinstance(head, str):
+        raise refuse(f"head takes whole numbers such as 0 or [0, 1, 2], not {short(head)}")
     heads = integers(head, "head", refuse)
     for h in heads:
         if not 0 <= h < point.heads:
             kind = "key-value heads" if point.component in ("k", "rot_k", "v") else "heads"
-            raise refuse(f"head {h} is past its count: {point.name} has {kind} 0 to {point.heads - 1}")
+            hint = f"; the last is head={point.heads - 1}" if h < 0 else ""
+            raise refuse(f"there is no head {h}: {point.name} has {kind} 0 to {point.heads - 1}{hint}")
     return distinct(heads, "head", refuse)
 
 

@@ -87,8 +87,8 @@ class Edit:
             value a position.
         factor: what `scale` multiplies with.
         source: for `patch`: a Run, a prompt, a list of token ids, or a recipe `{"prompt" | "ids": ..., "edits": ...}`.
-        source_pos: positions in the source, one for each of `pos`, what it generated included; None repeats `pos`, in
-            the source's prompt.
+        source_pos: positions in the source, one for each of `pos`, what it generated included; one may be read more
+            than once. None repeats `pos`, in the source's prompt.
         phase: `"prompt"`, `"decode"` (generated tokens that are fed back) or `"both"`.
 
     Nothing is checked here: `SpecError` comes from the call that runs it, which knows the model and the prompt.

@@ -117,6 +117,15 @@ def test_an_edit_of_no_row_is_refused(either: explorer.Session) -> None:
             either.run(IDS, Edit(HOOK, "suppress", phase="decode"), max_new_tokens=tokens)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_generation_that_overflows_says_so(either: explorer.Session, temperature: float) -> None:
+    huge = Edit(HOOK, "scale", factor=3e38, phase="both")
+    run = either.generate(IDS, huge, max_new_tokens=3, temperature=temperature, seed=1)
+    with pytest.raises(explorer.ExplorerError, match="not finite: with this run's edits"):
+        _ = run.text
+    assert either.generate(IDS, max_new_tokens=3).text  # what the cache keeps of it reaches nobody
+
+
 def test_sampling_repeats_with_its_seed(either: explorer.Session) -> None:
     hot = {"max_new_tokens": 12, "temperature": 1.5}
     first = either.generate(IDS, seed=7, **hot)

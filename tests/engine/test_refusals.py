@@ -24,8 +24,8 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "not served": ({"blocks.1.attn.hook_result": {"op": "suppress"}}, ("blocks.1.attn.o.hook_in",)),
     "pattern": ({"blocks.0.attn.hook_pattern": {"op": "suppress"}}, ("edit 1", "not edited")),
     "logits": ({"logits": {"op": "suppress"}}, ("edit 1", "not edited")),
-    "position past the prompt": ({HOOK: {"op": "suppress", "pos": 8}}, ("edit 1", "pos 8", "8 tokens")),
-    "position before it": ({HOOK: {"op": "suppress", "pos": -9}}, ("edit 1", "pos -9", "8 tokens")),
+    "position past the prompt": ({HOOK: {"op": "suppress", "pos": 8}}, ("edit 1", "pos 8", "0 to 7")),
+    "position before it": ({HOOK: {"op": "suppress", "pos": -9}}, ("edit 1", "pos -9", "0 to 7")),
     "slice past it": ({HOOK: {"op": "suppress", "pos": "5:9"}}, ("edit 1", "5:9")),
     "empty slice": ({HOOK: {"op": "suppress", "pos": "5:5"}}, ("edit 1", "no row")),
     "no positions": ({HOOK: {"op": "suppress", "pos": []}}, ("edit 1", "pos")),
@@ -53,9 +53,12 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "no edit at all": (7, ("int",)),
     "source that does not match": (
         {HOOK: {"op": "patch", "source": {"ids": [1, 2, 3]}}},
-        ("edit 1", "8 positions", "3 positions"),
+        ("edit 1", "8 positions to write", "3 positions of the source"),
     ),
-    "source too short": ({HOOK: {"op": "patch", "source": {"ids": [1, 2, 3]}, "pos": 5}}, ("edit 1", "5", "3 tokens")),
+    "source too short": (
+        {HOOK: {"op": "patch", "source": {"ids": [1, 2, 3]}, "pos": 5}},
+        ("edit 1", "5", "0 to 2", "source_pos="),
+    ),
     "source with a wrong spec": (
         {HOOK: {"op": "patch", "source": {"ids": [1] * 8, "edits": {"blocks.9.hook_out": {"op": "suppress"}}}}},
         ("edit 1", "source", "layers 0 to 1"),
@@ -87,10 +90,14 @@ def test_refused_before_anything_runs(either: explorer.Session, name: str, monke
 @pytest.mark.parametrize(
     ("pos", "phase", "words"),
     [
-        (8, "prompt", "the prompt has positions 0 to 7"),
-        (7, "decode", "the generated tokens have positions 8 to 11"),
-        (12, "both", r"12 rows \(0 to 11\)"),
-        (-9, "both", r"pos -9 is past the prompt, which has 8 tokens \(0 to 7\)"),
+        (8, "prompt", "outside the prompt, which has positions 0 to 7; phase='both' reaches generated tokens"),
+        (
+            7,
+            "decode",
+            "the generated tokens that are fed back, which have positions 8 to 11; phase='both' reaches the prompt",
+        ),
+        (12, "both", "pos 12 is outside the run, which has positions 0 to 11"),
+        (-9, "both", r"pos -9 \(counted from the prompt's end\) is outside the run, which has positions 0 to 11"),
     ],
 )
 def test_positions_of_a_generation(either: explorer.Session, pos: int, phase: str, words: str) -> None:
@@ -100,7 +107,7 @@ def test_positions_of_a_generation(either: explorer.Session, pos: int, phase: st
 
 
 def test_a_batch_names_the_prompt(either: explorer.Session) -> None:
-    with pytest.raises(SpecError, match=r"^prompt 2: edit 1 .*pos 5.*3 tokens"):
+    with pytest.raises(SpecError, match=r"^prompt 2: edit 1 .*pos 5.*0 to 2"):
         either.run([IDS, IDS[:3]], Edit(HOOK, "suppress", pos=5))
     with pytest.raises(SpecError, match="3 specs for 2 prompts"):
         either.run([IDS, IDS], [None, None, None])

@@ -73,6 +73,13 @@ def test_one_source_for_many_edits_and_prompts(either: explorer.Session) -> None
         assert relative(run.logits, reference(either.model_path).run(IDS, spec).logits) <= 1e-4
 
 
+def test_a_row_of_the_source_may_be_read_more_than_once(either: explorer.Session) -> None:
+    want = either.run(OTHER, capture=HOOK)[HOOK]
+    for source in (OTHER, either.run(OTHER, capture=HOOK), either.run(OTHER)):
+        got = either.run(IDS, Edit(HOOK, "patch", source=source, pos=[1, 3, 4], source_pos=[2, 5, 2]), capture=HOOK)
+        torch.testing.assert_close(got[HOOK][[1, 3, 4]], want[[2, 5, 2]], atol=0, rtol=0)
+
+
 def test_source_positions_from_the_end(either: explorer.Session) -> None:
     # "last" is each prompt's own last token; the two differ in length
     got = either.run(IDS, Edit(HOOK, "patch", source=OTHER, pos="last"), capture=HOOK)[HOOK][-1]

@@ -122,7 +122,7 @@ def test_a_source_of_another_width_is_refused(plan):
 
 
 def test_sources_of_another_length_are_refused(plan):
-    with pytest.raises(SpecError, match="pos chooses 3 positions of the prompt but 2 positions of the source"):
+    with pytest.raises(SpecError, match="3 positions to write, but 2 positions of the source to read"):
         plan.add((3, 4, 5), patch("w0 w1"))
 
 
@@ -132,7 +132,7 @@ def test_sources_of_another_length_are_refused(plan):
         ("", "source: the prompt is empty"),
         (
             {"prompt": "w0", "edits": {STREAM: {"op": "suppress", "pos": 5}}},
-            "source: edit 1 .*pos 5 is past the prompt",
+            "source: edit 1 .*pos 5 is outside the prompt",
         ),
         ({"prompt": "w0", "edits": {STREAM: {"op": "suppress", "pos": slice(1, 2)}}}, "source: edit 1 .*whole numbers"),
         ({"prompt": "w0", "edits": {STREAM: {"op": "set", "value": object()}}}, "source: edit 1 .*no array of numbers"),

@@ -126,15 +126,15 @@ def test_errors_in_a_batch_name_the_prompt(session, engine):
     with pytest.raises(ValueError, match=r"^prompt 2: a prompt is text or a list of token ids, not float"):
         session.run([A, 1.5])
     with pytest.raises(
-        SpecError, match=r"^prompt 2: edit 1 \(blocks.1.hook_out, suppress\): pos 2 is past the prompt"
+        SpecError, match=r"^prompt 2: edit 1 \(blocks.1.hook_out, suppress\): pos 2 is outside the prompt"
     ) as refused:
         session.run([A, "w0"], {STREAM: {"op": "suppress", "pos": 2}})
     assert refused.value.edit_index == 0
     with pytest.raises(SpecError, match=r"^prompt 2: edit 1 .*unknown op"):
         session.run([A, B], [None, {STREAM: {"op": "zap"}}])
-    with pytest.raises(SpecError, match=r"^prompt 2: edit 1 .*pos 2 is past"):
+    with pytest.raises(SpecError, match=r"^prompt 2: edit 1 .*pos 2 is outside"):
         session.compare([A, "w0"], [None, Edit(STREAM, "suppress", pos=2)])
-    with pytest.raises(SpecError, match=r"^edit 1 .*pos 9 is past"):
+    with pytest.raises(SpecError, match=r"^edit 1 .*pos 9 is outside"):
         session.compare(A, Edit(STREAM, "suppress", pos=9))
     with pytest.raises(SpecError, match="3 specs for 2 prompts"):
         session.run([A, B], [None] * 3)
@@ -202,7 +202,7 @@ def test_sources_that_count_from_different_ends_are_two(session):
         assert torch.equal(got.logits, session.run("w7 w8", spec).logits)
     assert not torch.equal(*(session.run("w7 w8", spec).logits for spec in specs))
     wrong = {"prompt": "w5", "edits": {STREAM: {"op": "patch", "source": run, "source_pos": 9}}}
-    with pytest.raises(SpecError, match=r"^edit 1 \(.*\): source: .*source_pos 9 is past the source") as refused:
+    with pytest.raises(SpecError, match=r"^edit 1 \(.*\): source: .*source_pos 9 is outside the source") as refused:
         session.run("w7", {STREAM: {"op": "patch", "source": wrong}})
     assert refused.value.edit_index == 0
 

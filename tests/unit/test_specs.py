@@ -276,8 +276,8 @@ def test_heads_keep_their_order():
 @pytest.mark.parametrize(
     ("hook", "head", "says"),
     [
-        (Z, 4, "head 4 is past its count: blocks.1.attn.o.hook_in has heads 0 to 3"),
-        (Z, -1, "head -1 is past its count"),
+        (Z, 4, "there is no head 4: blocks.1.attn.o.hook_in has heads 0 to 3$"),
+        (Z, -1, "there is no head -1: .* has heads 0 to 3; the last is head=3"),
         (K, 2, "has key-value heads 0 to 1"),
         ("blocks.1.attn.hook_v", 2, "has key-value heads 0 to 1"),
         ("blocks.1.attn.hook_rot_k", 2, "has key-value heads 0 to 1"),
@@ -286,7 +286,7 @@ def test_heads_keep_their_order():
         (Z, True, "head takes whole numbers, not True"),
         (Z, [0, np.True_], "not True"),
         (Z, 1.0, "head takes whole numbers, not 1.0"),
-        (Z, "0", "not '0'"),
+        (Z, "0:3", r"head takes whole numbers such as 0 or \[0, 1, 2\], not '0:3'"),
         (Z, [[0]], r"not \[0\]"),
         (Z, [], "head is empty"),
         (Z, [1, 2, 1], "head names 1 twice"),
@@ -337,11 +337,11 @@ def test_positions(pos, rows):
 @pytest.mark.parametrize(
     ("pos", "says"),
     [
-        (5, "pos 5 is past the prompt, which has 5 tokens (0 to 4)"),
-        (-6, "pos -6 is past the prompt, which has 5 tokens"),
-        ([0, 9], "pos 9 is past the prompt"),
-        ("3:9", "pos '3:9' goes past the prompt, which has positions 0 to 4"),
-        ("-9:", "goes past the prompt"),
+        (5, "pos 5 is outside the prompt, which has positions 0 to 4"),
+        (-6, "pos -6 (counted from the prompt's end) is outside the prompt, which has positions 0 to 4"),
+        ([0, 9], "pos 9 is outside the prompt"),
+        ("3:9", "pos '3:9' is outside the prompt, which has positions 0 to 4"),
+        ("-9:", "pos '-9:' (counted from the prompt's end) is outside the prompt"),
         ("3:3", "pos '3:3' would match no row"),
         ("4:2", "would match no row"),
         ("5:", "would match no row"),
@@ -373,7 +373,7 @@ def test_positions(pos, rows):
         ("1.5:", "is not understood"),
         ("::0", "the step must be at least 1"),
         ("::-1", "the step must be at least 1"),
-        (10**30, f"pos {10**30} is past the prompt"),
+        (10**30, f"pos {10**30} is outside the prompt"),
     ],
 )
 def test_wrong_positions(pos, says):
@@ -381,7 +381,7 @@ def test_wrong_positions(pos, says):
 
 
 def test_one_token_is_in_the_singular():
-    assert "which has 1 token (0 to 0)" in refusal(pos=1, extent=Extent(1, 1))
+    assert "pos 1 is outside the prompt, which has position 0 alone" in refusal(pos=1, extent=Extent(1, 1))
 
 
 def test_many_positions_are_quick():
@@ -412,13 +412,17 @@ def test_phases(phase, pos, rows):
 @pytest.mark.parametrize(
     ("phase", "pos", "says"),
     [
-        ("prompt", 6, "pos 6 is outside phase='prompt': the prompt has positions 0 to 4"),
-        ("prompt", 9, "pos 9 is past the prompt, which has 8 rows (0 to 7)"),
-        ("prompt", "4:6", "goes past the prompt, which has positions 0 to 4"),
-        ("decode", 4, "pos 4 is outside phase='decode': the generated tokens have positions 5 to 7"),
-        ("decode", "last", "pos last is outside phase='decode'"),
-        ("decode", "2:6", "goes past"),
-        ("both", 8, "past the prompt, which has 8 rows"),
+        ("prompt", 6, "pos 6 is outside the prompt, which has positions 0 to 4; phase='both' reaches generated tokens"),
+        ("prompt", 9, "pos 9 is outside the prompt, which has positions 0 to 4"),
+        ("prompt", "4:6", "is outside the prompt, which has positions 0 to 4; phase='both' reaches generated tokens"),
+        ("decode", 4, "tokens that are fed back, which have positions 5 to 7; phase='both' reaches the prompt"),
+        (
+            "decode",
+            "last",
+            "pos 'last' (counted from the prompt's end) is outside the generated tokens that are fed back",
+        ),
+        ("decode", "2:6", "pos '2:6' is outside the generated tokens that are fed back, which have positions 5 to 7"),
+        ("both", 8, "pos 8 is outside the run, which has positions 0 to 7"),
     ],
 )
 def test_wrong_phases(phase, pos, says):
@@ -427,7 +431,10 @@ def test_wrong_phases(phase, pos, says):
 
 def test_decode_without_generated_rows_matches_nothing():
     says = refusal(phase="decode")
-    assert "it would match no row: no generated token is fed back; generate at least 2 tokens" in says
+    assert (
+        "would match no row: it edits generated tokens that are fed back, and this run feeds none; generate at least 2"
+        in says
+    )
 
 
 # --- factors and values -----------------------------------------------------------------------------------------------
@@ -733,6 +740,7 @@ def test_source_positions_default_to_pos():
 
 def test_source_positions_of_their_own():
     assert patched(pos=[0, 1], source_pos=[3, 2]).source == ("key", (3, 2))
+    assert patched(pos=[0, 1, 3], source_pos=[2, -1, 2]).source == ("key", (2, 4, 2))  # a row may be read twice
     assert patched(pos="2:4", source_pos="-2:", of=Extent(9, 9)).source == ("key", (7, 8))
     assert patched(pos=0, source_pos=6, of=GENERATING).source == ("key", (6,))  # a generated token of the source
 
@@ -740,18 +748,25 @@ def test_source_positions_of_their_own():
 @pytest.mark.parametrize(
     ("fields", "of", "says"),
     [
-        ({}, Extent(4, 4), "pos chooses 5 positions of the prompt but 4 positions of the source"),
-        ({}, Extent(6, 6), "pos chooses 5 positions of the prompt but 6 positions of the source"),
+        ({}, Extent(4, 4), "5 positions to write, but 4 positions of the source to read"),
+        ({}, Extent(6, 6), "5 positions to write, but 6 positions of the source to read"),
         (
             {"pos": [0, 1], "source_pos": 3},
             PROMPT,
-            "pos chooses 2 positions of the prompt but 1 position of the source",
+            "2 positions to write, but 1 position of the source to read",
         ),
-        ({"pos": 4}, Extent(3, 3), "pos 4 is past the source, which has 3 tokens (0 to 2)"),
-        ({"pos": 0, "source_pos": 5}, PROMPT, "source_pos 5 is past the source, which has 5 tokens"),
-        ({"pos": 0, "source_pos": "5:9"}, PROMPT, "source_pos '5:9' goes past the source"),
+        (
+            {"pos": 4},
+            Extent(3, 3),
+            "pos 4 is outside the source's prompt, which has positions 0 to 2; source_pos= says where to read",
+        ),
+        (
+            {"pos": 0, "source_pos": 5},
+            PROMPT,
+            "source_pos 5 is outside the source's prompt, which has positions 0 to 4",
+        ),
+        ({"pos": 0, "source_pos": "5:9"}, PROMPT, "source_pos '5:9' is outside the source's prompt"),
         ({"pos": 0, "source_pos": True}, PROMPT, "source_pos takes whole numbers"),
-        ({"pos": [0, 1], "source_pos": [1, 1]}, PROMPT, "source_pos names 1 twice"),
     ],
 )
 def test_source_positions_that_do_not_match(fields, of, says):
@@ -775,7 +790,7 @@ def test_generated_tokens_are_not_patched_from_a_prompt(pos):
     """Not even where it has as many."""
     with pytest.raises(SpecError, match=r"^edit 1 \(blocks.1.hook_out, patch\): ") as refused:
         patched(GENERATING, Extent(3, 3), phase="decode", pos=pos)
-    assert "pos chooses 3 positions of the prompt but 0 positions of the source; give pos and source_pos of " in str(
+    assert "3 positions to write, but 0 positions of the source to read; give pos and source_pos of " in str(
         refused.value
     )
     assert "or a source run that generated as many tokens" in str(refused.value)
@@ -783,7 +798,9 @@ def test_generated_tokens_are_not_patched_from_a_prompt(pos):
 
 def test_where_a_patch_reads_unless_told_is_in_the_sources_prompt():
     """The source generated: its prompt has 3 tokens, its rows go on."""
-    with pytest.raises(SpecError, match="pos 4 is outside phase='prompt': the source's prompt has positions 0 to 2; "):
+    with pytest.raises(
+        SpecError, match="pos 4 is outside the source's prompt, which has positions 0 to 2; source_pos="
+    ):
         patched(PROMPT, Extent(3, 6), pos=[1, 4])
     assert patched(PROMPT, Extent(3, 6), pos=-1).source == ("key", (2,))
     assert patched(PROMPT, Extent(3, 6), pos=4, source_pos=5).source == ("key", (5,))

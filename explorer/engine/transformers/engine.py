@@ -227,7 +227,7 @@ class TransformersEngine:
             return False
         logits = self._rows.held[request.key].last_logits
         assert logits is not None
-        if request.temperature == 0:
+        if request.temperature == 0 or not logits.max().isfinite():  # nothing to draw from: the Run will say so
             token = int(logits.argmax())
         else:
             chances = torch.softmax(logits.cpu() / max(request.temperature, COLDEST), dim=-1)
