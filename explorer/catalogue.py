@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import SpecError
+from .given import short
 from .hooks import KINDS, NOT_SERVED, Kind, ModelShape
 
 
@@ -87,6 +88,12 @@ class Catalogue:
         if not isinstance(name, str):
             raise SpecError(f"a hook is named by a string such as 'blocks.0.hook_out', not by {type(name).__name__}")
         point = self._points.get(self._aliases.get(name, name))
+        if point is None and (_is_glob(name) or name == "all"):
+            self.match(name)  # which says what is wrong with it, if anything is
+            raise SpecError(
+                f"{name!r} stands for several hooks, and one is named here; session.hooks.match({name!r}) gives the "
+                "names of all"
+            )
         if point is None:
             raise SpecError(self._unknown(name))
         return point
@@ -101,46 +108,57 @@ class Catalogue:
     def match(self, patterns: Any) -> tuple[str, ...]:
         """Canonical names for what a `capture=` asks: names, aliases, globs, or `"all"`, each once, in forward order.
 
-        Globs and `"all"` take what is available; a glob that matches nothing is a `SpecError`. In
+        Globs (`*`, `?`, `[0-4]`) and `"all"` take what is available; a glob of which nothing is, is a `SpecError`. In
         `blocks.*.hook_out` the `*` stands for the layer alone: this is the stream after each layer and nothing else.
+        None asks for nothing.
         """
-        if isinstance(patterns, str):
+        if patterns is None:
+            return ()
+        if isinstance(patterns, (str, HookPoint)):
             patterns = [patterns]
         if not isinstance(patterns, Iterable):
-            kind = "a function" if callable(patterns) else repr(patterns)
+            kind = "a function" if callable(patterns) else short(patterns)
             raise SpecError(f"capture takes hook names or globs such as capture='blocks.*.hook_out', not {kind}")
         wanted: set[str] = set()
         for pattern in patterns:
             if pattern == "all":
                 wanted.update(p.name for p in self if p.available)
-            elif isinstance(pattern, str) and any(c in pattern for c in "*?["):
-                hits = {p.name for p in self if p.available and any(_matches(n, pattern) for n in (p.name, *p.aliases))}
+            elif isinstance(pattern, str) and _is_glob(pattern):
+                hits = [p for p in self if any(_matches(name, pattern) for name in (p.name, *p.aliases))]
                 if not hits:
-                    raise SpecError(
-                        f"capture pattern {pattern!r} matches no hook of this model; session.hooks lists them"
-                    )
-                wanted.update(hits)
+                    raise SpecError(self._unknown(pattern))
+                if not any(p.available for p in hits):
+                    raise SpecError(f"nothing that {pattern!r} matches is available in this model: {hits[0].reason}")
+                wanted.update(p.name for p in hits if p.available)
             else:
                 wanted.add(self.require(pattern).name)
         return tuple(name for name in self._points if name in wanted) if wanted else ()
 
     def _unknown(self, name: str) -> str:
-        layers = self.shape.layers
+        """What to say of a name or a glob that no hook point has."""
+        layers, glob = self.shape.layers, _is_glob(name)
         parts = name.split(".")
         layer, rest = "0", name
         if parts[0] == "blocks" and len(parts) > 2:
             rest = ".".join(parts[2:])
-            if re.fullmatch("-?[0-9]+", parts[1]):
+            if glob or re.fullmatch("-?(0|[1-9][0-9]*)", parts[1]):
                 layer = parts[1]
-                if layer.startswith("-") or len(layer) > 9 or int(layer) >= layers:
+                if not any(fnmatch.fnmatchcase(str(i), layer) for i in range(layers)):
                     return f"there is no hook {name!r}: this model has layers 0 to {layers - 1}"
         nearest = NOT_SERVED.get(rest)
         if nearest is not None:
             nearest = nearest.replace("{i}", layer).replace("{last}", str(layers - 1))
             return f"hook {name!r} is not served here; the nearest one that is: {nearest}"
-        close = difflib.get_close_matches(name, [*self._points, *self._aliases], n=3, cutoff=0.5)
+        names = [*self._points, *self._aliases]
+        if glob:
+            names = list(dict.fromkeys(re.sub(r"^blocks\.[0-9]+\.", f"blocks.{layer}.", n) for n in names))
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(close)}?" if close else "; session.hooks lists them"
-        return f"there is no hook {name!r} in this model{hint}"
+        return (
+            f"{name!r} matches no hook of this model{hint}"
+            if glob
+            else f"there is no hook {name!r} in this model{hint}"
+        )
 
     def __repr__(self) -> str:
         rows = [("hook", "shape a token", "edit", "about")]
@@ -184,6 +202,10 @@ def _layers(numbers: Sequence[int | None]) -> str:
     if numbers[0] is None:
         return "this model"
     return ("layer " if len(numbers) == 1 else "layers ") + ", ".join(map(str, numbers))
+
+
+def _is_glob(name: str) -> bool:
+    return any(character in name for character in "*?[")
 
 
 def _matches(name: str, glob: str) -> bool:

@@ -162,7 +162,8 @@ def test_match_takes_names_and_aliases_once_each_in_forward_order():
     assert CATALOGUE.match(asked) == ("embed.hook_out", "blocks.1.hook_out", "unembed.hook_out")
     assert CATALOGUE.match(tuple(asked)) == CATALOGUE.match(iter(asked)) == CATALOGUE.match(asked)
     assert CATALOGUE.match("logits") == ("unembed.hook_out",)
-    assert CATALOGUE.match(()) == ()
+    assert CATALOGUE.match(()) == CATALOGUE.match(None) == ()
+    assert CATALOGUE.match(CATALOGUE["logits"]) == CATALOGUE.match([CATALOGUE["logits"]]) == ("unembed.hook_out",)
 
 
 def test_all_is_all_that_is_available():
@@ -197,11 +198,36 @@ def test_globs_leave_out_what_cannot_fire():
 def test_a_glob_that_matches_nothing_is_refused():
     with pytest.raises(SpecError, match=r"'blocks\.\*\.hook_outt' matches no hook"):
         CATALOGUE.match("blocks.*.hook_outt")
-    with pytest.raises(SpecError, match="matches no hook"):
-        CATALOGUE.match("blocks.2.ln2.*")
+    with pytest.raises(SpecError, match=r"did you mean blocks\.\*\.hook_out, "):
+        CATALOGUE.match("blocks.*.hook_oot")
+    with pytest.raises(SpecError, match="this model has layers 0 to 2"):
+        CATALOGUE.match("blocks.[3-9].hook_out")
+    with pytest.raises(SpecError, match=r"not served here; the nearest one that is: blocks\.\*\.attn\.o\.hook_in"):
+        CATALOGUE.match("blocks.*.attn.hook_result")
+    with pytest.raises(SpecError, match=r"matches no hook of this model; session\.hooks lists them"):
+        CATALOGUE.match("*zzzz*")
 
 
-@pytest.mark.parametrize("asked", [5, None, len, lambda name: True])
+def test_a_glob_of_what_cannot_fire_gives_the_reason():
+    for glob in ("blocks.2.ln2.*", "blocks.[2-9].hook_resid_mid"):
+        with pytest.raises(SpecError, match="is available in this model: attention and MLP read the same stream here"):
+            CATALOGUE.match(glob)
+
+
+@pytest.mark.parametrize("glob", ["blocks.*.hook_out", "blocks.?.hook_resid_post", "*", "all"])
+def test_where_one_hook_is_named_a_glob_is_refused(glob):
+    with pytest.raises(SpecError) as refused:
+        CATALOGUE.find(glob)
+    assert f"{glob!r} stands for several hooks" in str(refused.value)
+    assert f"session.hooks.match({glob!r})" in str(refused.value)
+    assert CATALOGUE.match(glob)
+    with pytest.raises(SpecError, match="is available in this model: attention and MLP"):
+        CATALOGUE.find("blocks.2.ln2.*")
+    with pytest.raises(SpecError, match="did you mean"):
+        CATALOGUE.find("blocks.*.hook_oot")
+
+
+@pytest.mark.parametrize("asked", [5, len, lambda name: True])
 def test_capture_takes_names(asked):
     with pytest.raises(SpecError, match="capture takes hook names or globs"):
         CATALOGUE.match(asked)
