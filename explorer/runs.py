@@ -157,8 +157,11 @@ class Run:
                     "this model's head gives logits of the last position only, so there are none of earlier ones and "
                     f"no loss ({self._origin.model.no_head}); top, logit_diff and kl work at the last position"
                 )
-            last = self._last_logits[None]
-            self._logits = torch.cat([self._origin.head(self._head_rows[:-1]), last]) if self.rows > 1 else last
+            if self.rows > 1:
+                self._logits = self._origin.head(self._head_rows)
+                self._logits[-1] = self._last_logits  # the very numbers that were served: of a batch's own rounding
+            else:
+                self._logits = self._last_logits[None]
             good = _finite(self._logits)
             if not good.all():
                 first, count = int((~good).nonzero()[0]), plural(int((~good).sum()), "position")

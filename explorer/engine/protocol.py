@@ -60,6 +60,11 @@ class Request:
     seed: int | None = None
     stop: Callable[[Sequence[int]], bool] | None = None  # given the generated ids: whether to end here
 
+    @property
+    def rows(self) -> int:
+        """How many tokens are fed when nothing stops the generation early: the last one never is."""
+        return len(self.ids) + max(0, self.max_new_tokens - 1)
+
 
 @dataclass
 class Result:

@@ -10,7 +10,7 @@ import torch
 from explorer import EngineError
 from explorer.engine.rows import Held, Span
 from explorer.engine.vllm import internals
-from explorer.engine.vllm.blocks import Blocks, may_spoil
+from explorer.engine.vllm.blocks import Blocks
 from explorer.resolve import RowEdit
 
 
@@ -18,8 +18,18 @@ def span(*hooks: str) -> Span:
     return Span(Held({hook: [RowEdit(hook, "suppress", (0,))] for hook in hooks}, ()), row=1, count=2, start=0)
 
 
+def spoils(one: Span, outputs: list[torch.Tensor] | None) -> bool:
+    """Whether the blocks of a request are zeroed before another gets them."""
+    runner = Runner()
+    blocks = Blocks(runner)
+    blocks.give((), [gets("a", 1, starts=True)])
+    blocks.watch({"a": one}, outputs)
+    blocks.give({"a"}, [gets("b", 1, starts=True)])
+    return runner.clean() == {1}
+
+
 @pytest.mark.parametrize(
-    ("hooks", "spoils"),
+    ("hooks", "spoilt"),
     [
         ((), False),
         (("blocks.3.hook_out",), False),
@@ -30,35 +40,35 @@ def span(*hooks: str) -> Span:
         (("blocks.3.hook_out", "blocks.4.hook_out"), True),
     ],
 )
-def test_what_may_spoil_though_the_last_hidden_state_is_finite(hooks: tuple[str, ...], spoils: bool) -> None:
-    assert may_spoil(span(*hooks), [torch.ones(4, 3)]) is spoils
+def test_what_may_spoil_though_the_last_hidden_state_is_finite(hooks: tuple[str, ...], spoilt: bool) -> None:
+    assert spoils(span(*hooks), [torch.ones(4, 3)]) is spoilt
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_edit_that_leaves_no_finite_hidden_state_spoils(bad: float) -> None:
     hidden = torch.ones(4, 3)
     hidden[2, 1] = bad
-    assert may_spoil(span("blocks.3.hook_out"), [hidden])
-    assert may_spoil(span("blocks.3.hook_out"), [torch.ones(4, 3), hidden])  # what the next stage goes on with
-    assert not may_spoil(span(), [hidden])  # the model's own doing
+    assert spoils(span("blocks.3.hook_out"), [hidden])
+    assert spoils(span("blocks.3.hook_out"), [torch.ones(4, 3), hidden])  # what the next stage goes on with
+    assert not spoils(span(), [hidden])  # the model's own doing
     hidden[2, 1], hidden[3, 1] = 1.0, bad
-    assert not may_spoil(span("blocks.3.hook_out"), [hidden])  # another request's rows
+    assert not spoils(span("blocks.3.hook_out"), [hidden])  # another request's rows
 
 
 def test_edits_of_other_stages_count() -> None:
     finite, bad = [torch.ones(4, 3)], [torch.full((4, 3), float("nan"))]
     one, two = span(), span("blocks.3.hook_out")
     one.held.elsewhere = two.held.elsewhere = ("blocks.0.hook_out",)
-    assert not may_spoil(one, finite)
-    assert may_spoil(one, bad)
-    assert may_spoil(two, finite)  # the second may hide what the first did
+    assert not spoils(one, finite)
+    assert spoils(one, bad)
+    assert spoils(two, finite)  # the second may hide what the first did
     one.held.elsewhere = ("blocks.0.attn.k.hook_out",)
-    assert may_spoil(one, finite)
+    assert spoils(one, finite)
 
 
 def test_after_a_pass_that_failed_whoever_edits_may_have_spoilt() -> None:
-    assert may_spoil(span("blocks.3.hook_out"), None)
-    assert not may_spoil(span(), None)
+    assert spoils(span("blocks.3.hook_out"), None)
+    assert not spoils(span(), None)
 
 
 class Runner(SimpleNamespace):
@@ -94,7 +104,7 @@ def test_a_spoilt_block_is_zeroed_when_another_request_gets_it(axis: int, parts:
     runner = Runner(axis, parts)
     blocks = Blocks(runner)
     blocks.give((), [gets("a", 1, 2, starts=True), gets("b", 3, starts=True)])
-    blocks.spoil("a")
+    blocks.watch({"a": span("blocks.3.hook_out")}, None)
     blocks.give((), [gets("b", 4)])
     assert runner.clean() == set()  # a still reads its own
     blocks.give({"a"}, [gets("b", 2)])
@@ -108,7 +118,7 @@ def test_blocks_that_come_later_are_spoilt_as_well() -> None:
     blocks = Blocks(runner)
     blocks.give((), [gets("a", 1, starts=True)])
     blocks.give((), [gets("a", 2)])
-    blocks.spoil("a")
+    blocks.watch({"a": span("blocks.3.hook_out")}, None)
     blocks.give({"a"}, [gets("b", 1, 2, starts=True)])
     assert runner.clean() == {1, 2}
 
@@ -119,10 +129,10 @@ def test_a_block_that_was_taken_back_is_its_new_owners() -> None:
     blocks = Blocks(runner)
     blocks.give((), [gets("long", 1, 2, starts=True)])
     blocks.give((), [gets("edited", 1, starts=True), gets("long", 3)])
-    blocks.spoil("edited")
+    blocks.watch({"edited": span("blocks.3.hook_out")}, None)
     blocks.give((), [gets("long", 4)])
     assert runner.clean() == set()
-    blocks.spoil("long")  # of what it had
+    blocks.watch({"long": span("blocks.3.hook_out")}, None)  # of what it had
     blocks.give({"edited"}, [gets("next", 1, 2, starts=True)])
     assert runner.clean() == {1, 2}
 
@@ -131,10 +141,10 @@ def test_a_spoilt_block_is_zeroed_when_its_request_starts_over() -> None:
     runner = Runner()
     blocks = Blocks(runner)
     blocks.give((), [gets("a", 1, 2, starts=True)])
-    blocks.spoil("a")
+    blocks.watch({"a": span("blocks.3.hook_out")}, None)
     blocks.give((), [gets("a", 1, 3, starts=True)])
     assert runner.clean() == {1}
-    blocks.spoil("a")
+    blocks.watch({"a": span("blocks.3.hook_out")}, None)
     blocks.give({"a"}, [gets("b", 3, starts=True)])
     assert runner.clean() == {1, 3}
 

@@ -9,7 +9,7 @@ import torch
 
 from explorer import EngineError
 from explorer.engine.protocol import Request, Result
-from explorer.engine.rows import Held, Rows, Span, apply, check, join, keep
+from explorer.engine.rows import Held, Rows, Span, apply, check, join, keep, keep_last_logits
 from explorer.resolve import RowEdit
 
 HEADS = (2, 3)
@@ -183,3 +183,16 @@ def test_an_edit_that_missed_a_row_is_an_error(edited, says):
     else:
         with pytest.raises(EngineError, match=says):
             check(request, result, edited)
+
+
+def test_the_last_logits_of_who_goes_on_and_who_is_over():
+    over, going = Held({}, (), rows=3), Held({}, (), rows=4)
+    logits = torch.randn(3, 5, dtype=torch.bfloat16)
+    keep_last_logits([Span(going, 0, 3, 0), None, Span(over, 3, 2, 1)], logits)
+    for held, i in ((going, 0), (over, 2)):
+        assert held.last_logits.dtype == torch.float32
+        assert torch.equal(held.last_logits, logits[i].float())
+    before = logits[1].float()
+    keep_last_logits([Span(going, 0, 1, 3)], logits[1:2])
+    logits.zero_()  # vLLM's sampler works in place
+    assert torch.equal(going.last_logits, before)

@@ -86,6 +86,11 @@ def step(worker, **prompts: list[int]) -> torch.Tensor:
     return hidden
 
 
+def request(key, capture, edits, hold=False, rows=0):
+    """A request as it comes over the wire."""
+    return {"key": key, "capture": capture, "edits": edits, "hold": hold, "rows": rows}
+
+
 def wire(hook, op, rows, **fields):
     base = {
         "hook": hook,
@@ -105,8 +110,8 @@ def test_capture_edit_and_plain_requests_share_a_step(worker):
     capture = ["blocks.0.hook_out", "blocks.0.attn.o.hook_in"]
     worker.explorer_open(
         [
-            {"key": "clean", "capture": capture, "edits": []},
-            {"key": "patched", "capture": capture, "edits": [edit]},
+            request("clean", capture, []),
+            request("patched", capture, [edit]),
         ],
         {"v": pack(torch.full((1, 1, 8), 0.5))},
     )
@@ -127,14 +132,14 @@ def test_capture_edit_and_plain_requests_share_a_step(worker):
 
 def test_a_patch_reads_what_another_request_held(worker):
     hook = "blocks.1.attn.o.hook_in"
-    worker.explorer_open([{"key": "source", "capture": [hook, "blocks.0.hook_out"], "edits": []}], {})
+    worker.explorer_open([request("source", [hook, "blocks.0.hook_out"], [], hold=True)], {})
     step(worker, source=[7, 8, 9])
     patch = {"key": "source", "rows": [2, 0]}
     edits = [
         wire(hook, "patch", [0, 1], heads=[3], source=patch),
         wire("blocks.0.hook_out", "patch", [0, 1], source=patch),
     ]
-    worker.explorer_open([{"key": "target", "capture": [hook, "blocks.0.hook_out"], "edits": edits}], {})
+    worker.explorer_open([request("target", [hook, "blocks.0.hook_out"], edits)], {})
     step(worker, target=[3, 1, 4])
     source, target = worker.explorer_read(["source", "target"])
     z = [unpack(a["captures"][hook]) for a in (source, target)]
@@ -147,9 +152,9 @@ def test_a_patch_reads_what_another_request_held(worker):
 
 
 def test_unknown_hooks_open_nothing(worker):
-    good = {"key": "good", "capture": [], "edits": []}
+    good = request("good", [], [])
     with pytest.raises(ValueError, match=r"no tap for blocks\.9\.hook_out"):
-        worker.explorer_open([good, {"key": "bad", "capture": ["blocks.9.hook_out"], "edits": []}], {})
+        worker.explorer_open([good, request("bad", ["blocks.9.hook_out"], [])], {})
     with pytest.raises(KeyError):
         worker.explorer_read(["good"])
 
@@ -170,11 +175,9 @@ def test_unknown_hooks_open_nothing(worker):
 )
 def test_edits_are_checked_once_more_where_they_act(worker, edit, says):
     tensors = {"v": torch.ones(1, 1, 8), "two": torch.ones(2, 1, 8), "flat": torch.ones(8)}
-    good = {"key": "good", "capture": [], "edits": [wire("blocks.0.hook_out", "suppress", [0])]}
+    good = request("good", [], [wire("blocks.0.hook_out", "suppress", [0])])
     with pytest.raises(ValueError, match=says):
-        worker.explorer_open(
-            [good, {"key": "bad", "capture": [], "edits": [edit]}], {name: pack(t) for name, t in tensors.items()}
-        )
+        worker.explorer_open([good, request("bad", [], [edit])], {name: pack(t) for name, t in tensors.items()})
     assert not worker._rows.held
 
 
@@ -188,7 +191,7 @@ def test_the_head_on_rows_kept(worker):
 def test_logits_outside_a_step_are_nobodys(worker):
     """On a GPU vLLM measures its memory with a dummy pass: more logits than there are requests."""
     worker.model_runner.model.compute_logits(torch.randn(5, 8))
-    worker.explorer_open([{"key": "a", "capture": [], "edits": []}], {})
+    worker.explorer_open([request("a", [], [])], {})
     hidden = step(worker, a=[3, 1])
     worker.model_runner.model.compute_logits(torch.randn(5, 8))
     (answer,) = worker.explorer_read(["a"])
@@ -196,7 +199,7 @@ def test_logits_outside_a_step_are_nobodys(worker):
 
 
 def test_a_step_that_fails_leaves_no_hook(worker):
-    worker.explorer_open([{"key": "a", "capture": ["blocks.0.hook_out"], "edits": []}], {})
+    worker.explorer_open([request("a", ["blocks.0.hook_out"], [])], {})
     with pytest.raises(IndexError):
         step(worker, a=[3, 99])  # an id past the vocabulary
     assert worker.model_runner.model.hooks() == 0
@@ -206,9 +209,7 @@ def test_what_an_edit_wrote_before_a_step_failed_is_cleared(worker, monkeypatch)
     zeroed = []
     monkeypatch.setattr(internals, "zero_blocks", lambda runner, blocks: zeroed.append(blocks))
     edit = wire("blocks.0.hook_out", "suppress", [0])
-    worker.explorer_open(
-        [{"key": "a", "capture": [], "edits": [edit]}, {"key": "b", "capture": ["embed.hook_out"], "edits": []}], {}
-    )
+    worker.explorer_open([request("a", [], [edit]), request("b", ["embed.hook_out"], [])], {})
     last = worker.model_runner.model.model.norm.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         worker.model_runner.execute_model(schedule(worker, b=[3], a=[1, 5]))
@@ -301,11 +302,11 @@ def test_a_stage_leaves_to_the_other_what_the_other_holds(stage):
     number, made = stage
     here, there = f"blocks.{number}.hook_out", f"blocks.{1 - number}.hook_out"
     edits = [wire(here, "suppress", [0]), wire(there, "suppress", [0])]
-    made.explorer_open([{"key": "a", "capture": [here, there], "edits": edits}], {})
+    made.explorer_open([request("a", [here, there], edits)], {})
     held = made._rows.held["a"]
     assert (list(held.edits), held.elsewhere, held.capture) == ([here], (there,), (here,))
     with pytest.raises(ValueError, match=r"no tap for blocks\.9\.hook_out"):
-        made.explorer_open([{"key": "b", "capture": ["blocks.9.hook_out"], "edits": []}], {})
+        made.explorer_open([request("b", ["blocks.9.hook_out"], [])], {})
 
 
 def test_only_the_last_stage_has_the_head(stage):
@@ -315,7 +316,7 @@ def test_only_the_last_stage_has_the_head(stage):
 
 def test_copies_are_answered_once_unless_asked_for(worker):
     worker._shards |= {"embed.hook_out": Shard(0, 8, 8, copy=1)}
-    worker.explorer_open([{"key": "a", "capture": ["embed.hook_out", "blocks.0.hook_out"], "edits": []}], {})
+    worker.explorer_open([request("a", ["embed.hook_out", "blocks.0.hook_out"], [])], {})
     step(worker, a=[3, 1])
     (answer,), (whole,) = worker.explorer_read(["a"]), worker.explorer_read(["a"], True)
     assert list(answer["captures"]) == ["blocks.0.hook_out"]

@@ -18,7 +18,7 @@ from ...models import hub_options
 from ..parts import find_parts
 from ..points import Convention
 from ..protocol import Attention, Model, Request, Result, unknown_parameter
-from ..rows import Rows, Span, check, join
+from ..rows import Rows, Span, check, join, keep_head_rows, wait_for
 from ..shapes import BATCH_TOKENS, check_sizes, model_dtype, model_length, model_shape, read_config
 from ..study import judge, read
 from ..taps import Tap, flat
@@ -122,7 +122,7 @@ class TransformersEngine:
     ) -> list[Result]:
         """See `Engine.execute`."""
         try:
-            self._rows.held |= {r.key: self._rows.prepare(r.edits, r.capture) for r in requests}
+            self._rows.held |= {r.key: self._rows.prepare(r.edits, r.capture, r.hold, r.rows) for r in requests}
             states = [_Running(r, list(r.ids), [], self._sampler(r)) for r in requests]
             running, done = states, 0
             while running:
@@ -136,6 +136,7 @@ class TransformersEngine:
                     done += len(batch) - len(on)
                     progress(done, len(requests))
                 running = going
+            wait_for(self._device)
             results = [self._result(state) for state in states]
         except BaseException:
             self.release([r.key for r in requests])
@@ -244,7 +245,7 @@ class TransformersEngine:
         assert held.last_logits is not None
         result = Result(
             generated=tuple(state.generated),
-            head_rows=join(held.head_rows).cpu(),
+            head_rows=join(held.head_rows),
             last_logits=held.last_logits.cpu(),
             captures={name: join(chunks).cpu() for name, chunks in held.chunks.items()},
         )
@@ -265,8 +266,7 @@ class TransformersEngine:
 
 def _last_rows(spans: Sequence[Span], hidden: torch.Tensor) -> torch.Tensor:
     """The last row of each sequence; all of them are kept for later."""
-    for span in spans:
-        span.keep_head_rows(hidden)
+    keep_head_rows(spans, hidden)
     return hidden[[span.row + span.count - 1 for span in spans]]
 
 

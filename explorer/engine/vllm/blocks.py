@@ -6,30 +6,24 @@ times NaN is NaN: without this, one extreme edit would spoil runs long after it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..rows import Span
+from ..rows import Span, to_host, wait_for
 from . import internals
 
 KEYS_AND_VALUES = ("attn.k.hook_out", "attn.v.hook_out", "attn.hook_rot_k")
 
 
-def may_spoil(span: Span, outputs: Sequence[torch.Tensor] | None) -> bool:
-    """Whether keys or values of these rows may be NaN or infinite.
+def hides(span: Span) -> bool:
+    """Whether keys or values of these rows may be NaN or infinite though what the pipeline stage puts out is finite.
 
-    An edit of anything but keys or values shows in what the pipeline stage puts out, tensors `(rows, d_model)`: the
-    last hidden state, or what the next stage goes on with; None after a pass that failed midway. A second edit, on
-    whatever stage, may hide it.
+    A second edit, on whatever stage, may hide what the first did.
     """
     edits = {*span.held.edits, *span.held.elsewhere}
-    if not edits:
-        return False
-    if outputs is None or len(edits) > 1 or any(name.endswith(KEYS_AND_VALUES) for name in edits):
-        return True
-    return not all(bool(torch.isfinite(x[span.row : span.row + span.count]).all()) for x in outputs)
+    return len(edits) > 1 or any(name.endswith(KEYS_AND_VALUES) for name in edits)
 
 
 class Blocks:
@@ -39,9 +33,13 @@ class Blocks:
         self._runner = runner
         self._spoilt: set[int] = set()
         self._given: dict[str, list[int]] = {}  # request -> its blocks; vLLM may have taken some of them back already
+        self._unsure: dict[str, Span] = {}  # of the last pass
+        self._finite = torch.empty(0)  # which rows of it are finite, on their way from `_device`
+        self._device = self._finite.device
 
     def give(self, over: Collection[str], given: Sequence[internals.Given]) -> None:
         """Before a step: who is over, and who gets blocks. Spoilt ones are zeroed: nobody else has them any more."""
+        self._settle()
         for request in over:
             self._given.pop(request, None)
         for request, starts, blocks in given:
@@ -51,6 +49,28 @@ class Blocks:
             internals.zero_blocks(self._runner, sorted(stale))
             self._spoilt -= stale
 
-    def spoil(self, request: str) -> None:
-        """This request may have spoilt the blocks it has."""
-        self._spoilt.update(self._given[request])
+    def watch(self, spans: Mapping[str, Span], outputs: Sequence[torch.Tensor] | None) -> None:
+        """After a pass: which requests may have spoilt the blocks they have.
+
+        An edit of anything but keys or values shows in what the pipeline stage puts out, tensors `(rows, d_model)`: the
+        last hidden state, or what the next stage goes on with; None after a pass that failed midway. On a GPU that is
+        not known yet: it is looked at before blocks are given again.
+        """
+        self._settle()  # a pass that fails may follow another without a schedule between
+        for request, span in spans.items():
+            if span.held.edits or span.held.elsewhere:
+                if outputs is None or hides(span):
+                    self._spoilt.update(self._given[request])
+                else:
+                    self._unsure[request] = span
+        if self._unsure and outputs:
+            self._device = outputs[0].device
+            self._finite = to_host(torch.stack([x.isfinite().all(-1) for x in outputs]).all(0))
+
+    def _settle(self) -> None:
+        if self._unsure:
+            wait_for(self._device)
+            for request, span in self._unsure.items():
+                if not span.of(self._finite).all():
+                    self._spoilt.update(self._given[request])
+            self._unsure = {}

@@ -17,7 +17,7 @@ from ..rows import check
 from . import internals
 from .boot import Progress, construct, describe
 from .shards import Shard, agree, assemble, gather
-from .wire import pack, pack_requests, unpack
+from .wire import pack, pack_requests, received, share, unpack
 
 Count = TypeVar("Count")
 log = logging.getLogger("explorer.vllm")
@@ -46,7 +46,7 @@ class VllmEngine:
     def _first_pass(self) -> None:
         """Some different tokens, for the worker to see what the model's hooks hold."""
         ids = range(min(16, internals.max_model_len(self._llm) - 1, internals.vocabulary(self._llm)))
-        internals.add(self._llm, "first pass", ids, self._params(Request("first pass", tuple(ids))))
+        self._add(Request("first pass", tuple(ids)))
         while not internals.step(self._llm):
             pass
 
@@ -79,28 +79,27 @@ class VllmEngine:
         """See `Engine.execute`."""
         keys = [request.key for request in requests]
         running: dict[str, Request] = {}
-        generated: dict[str, tuple[int, ...]] = {}
+        generated: dict[str, list[int]] = {key: [] for key in keys}
         try:
             self._rpc("explorer_open", *pack_requests(requests))
             for request in requests:
-                internals.add(self._llm, request.key, request.ids, self._params(request))
+                self._add(request)
                 running[request.key] = request
             while running:
                 if cancelled():
                     raise Cancelled("cancelled")
-                for output in self._ask(internals.step):
-                    request = running[output.request_id]
-                    tokens = tuple(output.outputs[0].token_ids)
-                    generated[request.key] = tokens[: request.max_new_tokens]
-                    stopped = not output.finished and request.stop is not None and request.stop(tokens)
+                for key, tokens, finished in self._ask(internals.step):
+                    request, ours = running[key], generated[key]
+                    ours += tokens[: request.max_new_tokens - len(ours)]
+                    stopped = bool(tokens) and not finished and request.stop is not None and request.stop(ours)
                     if stopped:
-                        internals.abort(self._llm, [request.key])
-                    if output.finished or stopped:
-                        del running[request.key]
+                        internals.abort(self._llm, [key])
+                    if finished or stopped:
+                        del running[key]
                         progress(len(requests) - len(running), len(requests))
             forget = [request.key for request in requests if not request.hold]
             answers = zip(*self._rpc("explorer_read", keys, False, self._shares, forget), strict=True)
-            results = [self._result(r, generated[r.key], a) for r, a in zip(requests, answers, strict=True)]
+            results = [self._result(r, tuple(generated[r.key]), a) for r, a in zip(requests, answers, strict=True)]
         except BaseException:
             internals.abort(self._llm, list(running))
             self.release(keys)
@@ -109,11 +108,12 @@ class VllmEngine:
 
     def logits(self, head_rows: torch.Tensor) -> torch.Tensor:
         """See `Engine.logits`."""
-        answers = self._rpc("explorer_logits", pack(head_rows))
+        rows = share(head_rows) if self._shares else pack(head_rows)
+        answers = self._rpc("explorer_logits", rows, self._shares)
         found = next((answer for answer in answers if answer is not None), None)
         if found is None:
             raise EngineError("no worker has the model's head; please report this")
-        return unpack(found)
+        return received(found)
 
     def release(self, keys: Sequence[str]) -> None:
         """See `Engine.release`."""
@@ -183,9 +183,11 @@ class VllmEngine:
             self._broken = f"the engine has lost its worker processes ({what}); session.reboot() boots the model again"
             raise EngineError(self._broken) from error
 
-    def _params(self, request: Request) -> Any:
-        return internals.sampling(
-            only_final=request.stop is None,
+    def _add(self, request: Request) -> None:
+        internals.add(
+            self._llm,
+            request.key,
+            request.ids,
             max_tokens=max(1, request.max_new_tokens),  # vLLM always samples; a run of the prompt alone drops the token
             temperature=request.temperature,
             # the V2 runner would take one from numpy's random numbers, which are the user's
@@ -198,8 +200,8 @@ class VllmEngine:
         """Put together what each worker answered about one request."""
         result = Result(
             generated=generated,
-            head_rows=_tensor(_first("head_rows", answers)),
-            last_logits=_tensor(_first("last_logits", answers)),
+            head_rows=received(_first("head_rows", answers)),
+            last_logits=received(_first("last_logits", answers)),
             captures={name: gather(pieces) for name, pieces in self._pieces(answers).items()},
         )
         check(request, result, _agreed([answer["edited"] for answer in answers]))
@@ -210,13 +212,8 @@ class VllmEngine:
         pieces: dict[str, list[tuple[Shard, torch.Tensor]]] = {}
         for shards, answer in zip(self._shards, answers, strict=True):
             for name, given in answer["captures"].items():
-                pieces.setdefault(name, []).append((shards[name], _tensor(given)))
+                pieces.setdefault(name, []).append((shards[name], received(given)))
         return pieces
-
-
-def _tensor(given: Any) -> torch.Tensor:
-    """What a worker gave: a tensor that it shares, or one packed on its way between processes."""
-    return given if isinstance(given, torch.Tensor) else unpack(given)
 
 
 def _first(name: str, answers: Sequence[dict[str, Any]]) -> Any:

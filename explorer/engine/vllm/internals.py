@@ -439,7 +439,7 @@ def in_processes(llm: Any) -> bool:
 
 
 def _executor(llm: Any) -> Any:
-    return llm.llm_engine.engine_core.engine_core.model_executor
+    return _core(llm).engine_core.model_executor
 
 
 def _processes(executor: Any) -> list[Any]:
@@ -455,33 +455,56 @@ def watch(llm: Any) -> Watch:
     )
 
 
-def step(llm: Any) -> list[Any]:
+class Output(NamedTuple):
+    """What a step brought for one request."""
+
+    request_id: str
+    tokens: list[int]
+    finished: bool
+
+
+def step(llm: Any) -> list[Output]:
     """One engine step; the outputs of requests that moved."""
-    return llm.llm_engine.step()  # type: ignore[no-any-return]
+    return [Output(o.request_id, o.new_token_ids, o.finished) for o in _core(llm).get_output().outputs]
 
 
 @functools.cache
-def _sampling_params() -> tuple[Any, Any]:
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
+def _request_classes() -> tuple[Any, Any]:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
 
-    return SamplingParams, RequestOutputKind
-
-
-def sampling(only_final: bool, **options: Any) -> Any:
-    """Parameters of one request, its own: vLLM need not copy them. `only_final`: no output before the last one."""
-    params, kind = _sampling_params()
-    output = kind.FINAL_ONLY if only_final else kind.CUMULATIVE
-    return params(output_kind=output, detokenize=False, skip_clone=True, **options)
+    return SamplingParams, EngineCoreRequest
 
 
-def add(llm: Any, request_id: str, ids: Sequence[int], params: Any) -> None:
-    """Queue a request; its outputs carry `request_id`."""
-    llm.llm_engine.add_request(request_id, {"prompt_token_ids": list(ids)}, params)
+def add(llm: Any, request_id: str, ids: Sequence[int], **sampling: Any) -> None:
+    """Queue a request; its outputs carry `request_id`. `sampling` is for vLLM's `SamplingParams`.
+
+    Straight to vLLM's engine core: the layers before it parse and check what is checked here already, and copy it.
+    """
+    params, request = _request_classes()
+    _core(llm).add_request(
+        request(
+            request_id=request_id,
+            prompt_token_ids=list(ids),
+            mm_features=None,
+            sampling_params=params(detokenize=False, **sampling),
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+    )
 
 
 def abort(llm: Any, request_ids: list[str]) -> None:
     """Drop queued and running requests."""
-    llm.llm_engine.abort_request(request_ids)
+    _core(llm).abort_requests(request_ids)
+
+
+def _core(llm: Any) -> Any:
+    """The client of vLLM's engine core, which is in this process."""
+    return llm.llm_engine.engine_core
 
 
 def free(llm: Any, at_once: bool = False) -> None:

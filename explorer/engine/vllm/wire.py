@@ -30,6 +30,11 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=here.dtype).set_(memory, here.storage_offset(), here.shape, here.stride())
 
 
+def received(given: Any) -> torch.Tensor:
+    """A tensor that was shared, or one that was packed on its way between processes."""
+    return given if isinstance(given, torch.Tensor) else unpack(given)
+
+
 def unpack(packed: dict[str, Any]) -> torch.Tensor:
     """The tensor that `pack` packed. Raises ValueError for anything that is no packed tensor.
 
@@ -54,7 +59,13 @@ def pack_requests(requests: Sequence[Request]) -> tuple[list[dict[str, Any]], di
     """What a worker has to know of requests, and each distinct tensor that they name once, by its content."""
     tensors: dict[str, Any] = {}
     packed = [
-        {"key": r.key, "capture": list(r.capture), "edits": [_pack_edit(edit, tensors) for edit in r.edits]}
+        {
+            "key": r.key,
+            "capture": list(r.capture),
+            "edits": [_pack_edit(edit, tensors) for edit in r.edits],
+            "hold": r.hold,
+            "rows": r.rows,
+        }
         for r in requests
     ]
     return packed, tensors

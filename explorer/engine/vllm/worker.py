@@ -19,14 +19,14 @@ from ...resolve import RowEdit
 from ..parts import find_parts
 from ..points import find_taps
 from ..process import keep_freed_memory
-from ..rows import Held, Rows, Span, join
+from ..rows import Held, Rows, Span, join, keep_head_rows, keep_last_logits, to_host, wait_for
 from ..study import judge, read
 from . import internals
-from .blocks import Blocks, may_spoil
+from .blocks import Blocks
 from .processes import end_with_parent, ignore_interrupts
 from .reads import TRIED, reads
 from .shards import cut, partial_sums, shard_of
-from .wire import pack, share, unpack, unpack_edit
+from .wire import pack, received, share, unpack, unpack_edit
 
 log = logging.getLogger("explorer.vllm")
 
@@ -148,6 +148,8 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         held = self._rows.prepare(
             [self._cut(edit) for edit in edits if edit.hook not in self._elsewhere],
             [name for name in request["capture"] if name not in self._elsewhere],
+            request["hold"],
+            request["rows"],
         )
         held.elsewhere = tuple({edit.hook for edit in edits} & self._elsewhere)
         return held
@@ -165,6 +167,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         What several workers hold alike is answered by the first of them, or by all that hold `copies`. Whoever asks
         from the same process may have it `shared`: tensors as they are.
         """
+        wait_for(internals.device_of(self))
         answers = [self._answer(self._rows.held[key], copies, share if shared else pack) for key in keys]
         self._rows.release(forget)
         return answers
@@ -173,13 +176,18 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         """Forget requests, finished or not."""
         self._rows.release(keys)
 
-    def explorer_logits(self, rows: dict[str, Any]) -> dict[str, Any] | None:
+    def explorer_logits(self, rows: Any, shared: bool = False) -> Any:
         """The model's own head on rows `(rows, d_model)`. None from workers that take part, or not even that."""
         if not self._place.last_stage:
             return None
+        device = internals.device_of(self)
         with torch.inference_mode():
-            logits = self._head(unpack(rows).to(internals.device_of(self)))
-        return None if logits is None or self._place.rank else pack(logits.float())
+            logits = self._head(received(rows).to(device))
+        if logits is None or self._place.rank:
+            return None
+        logits = to_host(logits, torch.float32)
+        wait_for(device)
+        return share(logits) if shared else pack(logits)
 
     def explorer_parameter(self, name: str) -> dict[str, Any]:
         """A parameter or buffer as it is held here, and how to put the whole together; or `close` names of others."""
@@ -227,12 +235,9 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             hidden = self._forward(forward, list(ours.values()))
             outputs = internals.stage_outputs(hidden)
         finally:  # a pass that failed may have written to the cache before
-            for request, span in ours.items():
-                if may_spoil(span, outputs):
-                    self._blocks.spoil(request)
+            self._blocks.watch(ours, outputs)
         if self._place.last_stage:
-            for span in ours.values():
-                span.keep_head_rows(hidden)
+            keep_head_rows(list(ours.values()), hidden)
         return hidden
 
     def _forward(self, forward: Callable[[], Any], ours: list[Span]) -> Any:
@@ -248,11 +253,8 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
 
     def _keep_logits(self, logits: torch.Tensor) -> None:
         spans, self._spans = self._spans, []
-        if not spans:  # vLLM tries its sampler out at boot, without a step
-            return
-        for span, row in zip(spans, logits, strict=True):
-            if span is not None:
-                span.held.last_logits = row.clone()
+        if spans:  # vLLM tries its sampler out at boot, without a step
+            keep_last_logits(spans, logits)
 
     def _answer(self, held: Held, copies: bool, give: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
         answer: dict[str, Any] = {
@@ -266,5 +268,5 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         if held.head_rows and self._place.rank == 0:
             answer["head_rows"] = give(join(held.head_rows))
         if held.last_logits is not None and self._place.rank == 0:
-            answer["last_logits"] = give(held.last_logits.float())
+            answer["last_logits"] = give(held.last_logits)
         return answer
