@@ -32,14 +32,10 @@ def engine(monkeypatch):
         return [[answer for _ in args[0]]] if method == "explorer_read" else [None]
 
     queue = []
-    outputs = [SimpleNamespace(token_ids=[5])]
-    monkeypatch.setattr(made, "_params", lambda request: None)
     monkeypatch.setattr(internals, "call", rpc)
-    monkeypatch.setattr(internals, "add", lambda llm, key, ids, params: queue.append(key))
+    monkeypatch.setattr(internals, "add", lambda llm, key, ids, **sampling: queue.append(key))
     monkeypatch.setattr(internals, "abort", lambda llm, keys: None)
-    monkeypatch.setattr(
-        internals, "step", lambda llm: [SimpleNamespace(request_id=queue.pop(0), outputs=outputs, finished=True)]
-    )
+    monkeypatch.setattr(internals, "step", lambda llm: [internals.Output(queue.pop(0), [5], True)])
     return made
 
 
@@ -175,12 +171,14 @@ def test_a_question_that_a_worker_process_cannot_answer_is_not_its_end(engine, m
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_request_without_a_seed_gets_one_of_its_own(monkeypatch, temperature):
     """Else vLLM's V2 runner takes one from numpy's random numbers, which are the user's."""
-    monkeypatch.setattr(internals, "sampling", SimpleNamespace)
+    seeds = []
+    monkeypatch.setattr(internals, "add", lambda llm, key, ids, **sampling: seeds.append(sampling["seed"]))
     made = subject.VllmEngine.__new__(subject.VllmEngine)
-    made._stop_ids = []
-    seeds = [made._params(Request("a", (1,), temperature=temperature)).seed for _ in range(3)]
-    assert len(set(seeds)) == 3 and all(0 <= seed < 2**63 for seed in seeds)
-    assert made._params(Request("a", (1,), temperature=temperature, seed=0)).seed == 0
+    made._llm, made._stop_ids = object(), []
+    for seed in (None, None, None, 0):
+        made._add(Request("a", (1,), temperature=temperature, seed=seed))
+    assert len(set(seeds[:3])) == 3 and all(0 <= seed < 2**63 for seed in seeds)
+    assert seeds[3] == 0
 
 
 def test_an_error_of_the_only_worker_is_its_own(engine, monkeypatch):
@@ -189,3 +187,18 @@ def test_an_error_of_the_only_worker_is_its_own(engine, monkeypatch):
         patch.setattr(internals, "step", lambda llm: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             execute(engine, Request("run", (1, 2)))
+
+
+def test_a_stop_is_asked_with_all_that_was_generated_and_ends_its_request(engine, monkeypatch):
+    steps = iter([[("a", [7], False), ("b", [1], False)], [("a", [8], False), ("b", [2], True)]])
+    seen, aborted = [], []
+    monkeypatch.setattr(internals, "step", lambda llm: [internals.Output(*output) for output in next(steps)])
+    monkeypatch.setattr(internals, "abort", lambda llm, keys: aborted.extend(keys))
+    requests = [
+        Request("a", (1, 2), max_new_tokens=5, stop=lambda ids: bool(seen.append(list(ids))) or ids[-1] == 8),
+        Request("b", (1,), max_new_tokens=2),
+    ]
+    results = execute(engine, *requests)
+    assert [result.generated for result in results] == [(7, 8), (1, 2)]
+    assert seen == [[7], [7, 8]]
+    assert aborted == ["a"]
