@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from explorer import Session
+from explorer.engine.vllm import internals
 from explorer.models import resolve
 from explorer.tokens import load_tokenizer
 
@@ -41,3 +42,10 @@ def session(engine: fake.FakeEngine) -> Iterator[Session]:
     """An open session on the fake engine."""
     with fake.session(engine) as session:
         yield session
+
+
+@pytest.fixture(params=[True, False], ids=["cpu", "gpu"])
+def on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether vLLM runs on the CPU here: a test that asks runs twice."""
+    monkeypatch.setattr(internals, "on_cpu", lambda: request.param)
+    return request.param

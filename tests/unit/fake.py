@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -31,6 +33,25 @@ def words() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+def config(**changes: Any) -> SimpleNamespace:
+    """As much of a configuration as sizes are read from, of a model for vLLM; `changes` are fields of it."""
+    made = SimpleNamespace(
+        architectures=["LlamaForCausalLM"],
+        num_hidden_layers=2,
+        hidden_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=80,
+        vocab_size=160,
+        max_position_embeddings=256,
+        dtype=torch.float32,
+    )
+    vars(made).update(changes)
+    made.get_text_config = lambda: made
+    return made
 
 
 class FakeEngine:

@@ -1,4 +1,4 @@
-"""Worker processes end together: one that dies takes the others with it, one that was told to end does not."""
+"""Worker processes: how they start, and that they end together unless they were told to end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,23 @@ from types import SimpleNamespace
 
 import pytest
 
+from explorer import BootError
 from explorer.engine.vllm import internals, processes
+
+
+def test_cores_are_dealt_out_to_workers(monkeypatch):
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {7, 2, 3, 5, 11})
+    assert processes.share_out_cores(2) == "2,3|5,7"
+    assert processes.share_out_cores(5) == "2|3|5|7|11"
+    assert processes.share_out_cores(6) == "2|3|5|7|11|2"
+
+
+def test_a_script_without_a_main_guard_is_told(monkeypatch):
+    processes.check_main()
+    monkeypatch.setattr(processes.multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(BootError, match='put what it does under if __name__ == "__main__":'):
+        processes.check_main()
+
 
 SLEEPERS = multiprocessing.get_context("spawn")
 

@@ -1,12 +1,27 @@
-"""Memory that a forward pass frees stays for the next one. In a process of its own: it changes the allocator."""
+"""The process an engine runs in: its stdout, and memory that a forward pass frees stays for the next one."""
 
 from __future__ import annotations
 
+import io
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from explorer.engine import process
+
+
+def test_vllm_finds_a_descriptor_where_stdout_has_none(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # as in a notebook
+    with process.stdout_with_descriptor():
+        assert sys.stdout.fileno() == 1
+    with pytest.raises(OSError):
+        sys.stdout.fileno()
+    with process.stdout_with_descriptor():  # nothing else changes
+        print("hello")
+    assert sys.stdout.getvalue() == "hello\n"
+
 
 PAGES = 24 * 2**20 // 4096  # of four blocks of 6 MiB
 COUNT = """
