@@ -19,7 +19,7 @@ from explorer.errors import Cancelled
 from explorer.hooks import ModelShape
 from explorer.jobs import Jobs
 from explorer.resolve import RowEdit
-from explorer.session import Session
+from explorer.session import Build, Session
 
 SHAPE = ModelShape(layers=3, d_model=8, heads=4, kv_heads=2, d_head=3, d_mlp=10, d_vocab=20)
 MISSING = {"blocks.2.ln2.hook_in": "attention and MLP read the same stream here"}
@@ -160,6 +160,6 @@ class FakeEngine:
         return block if edit.heads is None else block[:, list(edit.heads)]
 
 
-def session(engine: FakeEngine | None = None) -> Session:
-    """An open session on a fake engine."""
-    return Session("fake", "fake/model", engine or FakeEngine(), words(), Jobs("explorer-fake"))
+def session(engine: FakeEngine | None = None, build: Build | None = None) -> Session:
+    """An open session on a fake engine; `build` makes another for a reboot."""
+    return Session("fake", "fake/model", engine or FakeEngine(), words(), Jobs("explorer-fake"), build)
