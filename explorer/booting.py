@@ -13,6 +13,7 @@ import torch
 from .engine.process import one_boot
 from .engine.protocol import Engine
 from .errors import BootError
+from .given import short
 from .jobs import Job, Jobs
 from .models import hub_options, resolve
 from .session import Session
@@ -21,6 +22,14 @@ from .tokens import load_tokenizer, token_table
 
 # TransformerLens's boot_vllm has to be told at boot what will be used later; nothing has to be told here.
 ALWAYS_ON = ("enable_batching", "enable_position_interventions")
+
+# Keywords that go to more than one library, each of which would take something else for what is meant.
+KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "hf_token": ((str, bool), "a token, or True for the one of this machine"),
+    "revision": ((str,), "a string"),
+    "tokenizer_revision": ((str,), "a string"),
+    "trust_remote_code": ((bool,), "True or False"),
+}
 
 
 def boot(
@@ -62,6 +71,10 @@ def boot(
         raise BootError(f"boot: engine must be 'vllm', 'transformers' or 'auto', not {engine!r}")
     if mode not in (None, "eager", "compiled"):
         raise BootError(f"boot: mode must be 'eager' or 'compiled', not {mode!r}")
+    for name, (kinds, meant) in KINDS.items():
+        given = vllm_kwargs.get(name)
+        if given is not None and not isinstance(given, kinds):
+            raise BootError(f"boot: {name} must be {meant}, not {short(given)}")
     if engine == "vllm" and not find_spec("vllm"):  # said before a tokenizer is looked for on the hub
         from .engine.vllm.boot import INSTALL
 
@@ -121,8 +134,10 @@ def _memory(info: dict[str, Any]) -> str:
 
 def _words(tokenizer: Any, own: bool, options: dict[str, Any]) -> Any:
     """A tokenizer from its folder or hub id; one that is loaded already as it is. `own`: it comes with the model."""
-    if not isinstance(tokenizer, (str, Path)):
+    if all(hasattr(tokenizer, name) for name in ("encode", "decode", "convert_ids_to_tokens", "all_special_ids")):
         return tokenizer
+    if not isinstance(tokenizer, (str, Path)):
+        raise BootError(f"boot: tokenizer is a folder, a hub id or a transformers tokenizer, not {short(tokenizer)}")
     revision = options.get("tokenizer_revision") or (options.get("revision") if own else None)
     return load_tokenizer(tokenizer, **hub_options(options | {"revision": revision}))
 

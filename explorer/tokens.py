@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import ModelNotFound
+from .given import first_line
 
 Tokenizer: TypeAlias = Any
 """A transformers tokenizer (of any kind; transformers is imported only when one is loaded)."""
@@ -42,7 +43,7 @@ def load_tokenizer(path_or_id: str | os.PathLike[str], **hub: Any) -> Tokenizer:
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir(), **hub)
     except (OSError, ValueError, KeyError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         if Path(name).is_dir():
             advice = "save one there with tokenizer.save_pretrained(folder), or name another with tokenizer="
         else:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import BootError
+from ..given import first_line, short
 from ..hooks import ModelShape
 from ..models import hub_options
 
@@ -29,14 +30,25 @@ LEAST_LENGTH = 3  # a token of prompt and two generated ones: what boot tries fi
 
 
 def read_config(path: str, options: Mapping[str, Any]) -> Any:
-    """The configuration of a folder or hub id, as the engine will see it: with `hf_overrides` applied."""
+    """The configuration of a folder or hub id, as the engine will see it: with `hf_overrides` applied.
+
+    `BootError` when it cannot be read, and for overrides that do not fit it.
+    """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, **hub_options(options))
     overrides = options.get("hf_overrides") or {}
+    if not callable(overrides) and not isinstance(overrides, dict):
+        raise BootError(f"boot: hf_overrides must be a dict or a function of the configuration, not {short(overrides)}")
+    try:
+        config = AutoConfig.from_pretrained(path, **hub_options(options))
+    except (OSError, ValueError, KeyError) as error:
+        raise BootError(f"boot: the configuration of {path!r} cannot be read: {first_line(error)}") from error
     if callable(overrides):
         return overrides(config)
-    config.update(overrides)
+    try:
+        config.update(overrides)
+    except Exception as error:  # of many kinds: each class of configurations checks what it is given
+        raise BootError(f"boot: hf_overrides={short(overrides)} does not fit the model: {first_line(error)}") from error
     return config
 
 

@@ -50,6 +50,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another worker": ({"worker_cls": "mine.Worker"}, "worker_cls='mine.Worker' is refused"),
     "our configuration": ({"additional_config": {"explorer": {}}}, r"additional_config\['explorer'\] is refused"),
     "configuration of a wrong type": ({"additional_config": 3}, "additional_config"),
+    "a token that is none": ({"hf_token": 5}, "hf_token must be a token, .* not 5"),
+    "a revision that is none": ({"revision": 5}, "revision must be a string, not 5"),
+    "trust in words": ({"trust_remote_code": "no"}, "trust_remote_code must be True or False, not 'no'"),
+    "a tokenizer that is none": (
+        {"tokenizer": 5},
+        "tokenizer is a folder, a hub id or a transformers tokenizer, not 5",
+    ),
+    "eagerness in words": ({"enforce_eager": "yes"}, "enforce_eager must be True or False, not 'yes'"),
+    "overrides that are none": ({"hf_overrides": 5}, "hf_overrides must be a dict or a function .*, not 5"),
+    "overrides of a wrong type": (
+        {"hf_overrides": {"num_hidden_layers": "two"}},
+        "hf_overrides={'num_hidden_layers': 'two'} does not fit the model: .*num_hidden_layers",
+    ),
     "no batch": ({"max_num_batched_tokens": 0}, "max_num_batched_tokens .* not 0"),
     "negative length": ({"max_model_len": -5}, "max_model_len .* not -5"),
     "a length in words": ({"max_model_len": "8k"}, "max_model_len .* not '8k'"),
@@ -83,6 +96,32 @@ def test_refused_before_weights_load(tiny_folder: Callable[[str], Path], name: s
         explorer.boot(tiny_folder("llama"), **keywords)
     assert isinstance(error.value, ValueError)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"quantization": "awq"}, "refuses the model with quantization='awq': .*awq"),
+        ({"load_format": "zzz"}, "refuses the model with load_format='zzz': "),
+        ({"load_format": 5}, "refuses load_format=5: Input should be a valid string$"),
+        ({"kv_cache_dtype": "zzz"}, "refuses kv_cache_dtype='zzz': Input should be 'auto', "),
+    ],
+)
+def test_what_vllm_refuses_is_one_sentence_too(
+    tiny_folder: Callable[[str], Path], keywords: dict[str, Any], words: str
+) -> None:
+    engines, threads = internals.lifetime._engines, workers()
+    with pytest.raises(BootError, match=f"^boot: vLLM {words}") as error:
+        explorer.boot(tiny_folder("llama"), max_model_len=64, hf_token="hf_secret", **keywords)
+    assert "\n" not in str(error.value) and "hf_secret" not in str(error.value)
+    assert error.value.__cause__ is not None
+    assert internals.lifetime._engines == engines and workers() == threads
+
+
+@pytest.mark.parametrize("device", ["zzz", 5.5, "cuda:99"])
+def test_a_device_that_is_not_there(tiny_folder: Callable[[str], Path], device: Any) -> None:
+    with pytest.raises(BootError, match=f"^boot: device={device!r} is not there: "):
+        explorer.boot(tiny_folder("llama"), engine="transformers", device=device)
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -8,7 +8,9 @@ import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
+import pydantic
 import pytest
 import torch
 
@@ -115,6 +117,32 @@ def test_what_this_torch_lacks_is_not_put_back(monkeypatch):
     monkeypatch.setattr(internals, "_PATCHED", ((torch, "set_num_threads"), (torch, "not_in_this_version")))
     with internals.Lifetime().booting():
         pass
+
+
+class Sizes(pydantic.BaseModel):
+    width: int = 0
+    cache_dtype: Literal["auto"] = "auto"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "given", "says"),
+    [
+        ({"width": "a"}, {"width": "a"}, "vLLM refuses width='a': Input should be a valid integer"),
+        ({"cache_dtype": 5}, {"kv_cache_dtype": 5}, "vLLM refuses kv_cache_dtype=5: Input should be 'auto'"),
+        ({"width": [1]}, {"seed": 1, "dtype": "x"}, "vLLM refuses the model with seed=1: Input should be"),
+    ],
+)
+def test_what_vllm_refuses_in_one_sentence(wrong, given, says):
+    with pytest.raises(pydantic.ValidationError) as error:
+        Sizes(**wrong)
+    sentence = boot.refusal(error.value, given)
+    assert sentence.startswith(f"boot: {says}") and "\n" not in sentence
+
+
+def test_what_vllm_refuses_without_saying_which():
+    error = ValueError("no such thing:\n  this one\n  and more")
+    assert boot.refusal(error, {"dtype": "x"}) == "boot: vLLM refuses the model: no such thing: this one"
+    assert boot.refusal(ValueError(), {"a": "y" * 99}) == "boot: vLLM refuses the model with a=a str: ValueError"
 
 
 def test_a_hook_that_no_worker_has_is_fatal_at_boot(tmp_path, monkeypatch, on_cpu):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ...errors import BootError, Cancelled
+from ...given import first_line, short
 from ...hooks import ModelShape
 from ...models import hub_options
 from ..parts import find_parts
@@ -82,13 +83,16 @@ class TransformersEngine:
         shape = model_shape(config)
         dtype = model_dtype(options.get("dtype"), config)
         length = model_length(options.get("max_model_len"), config)
-        device = torch.device(options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = _device(options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
         progress("loading weights")
         attention.register()
         with _no_bars():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, dtype), attn_implementation=attention.NAME, **hub_options(options)
-            )
+            try:
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    path, dtype=getattr(torch, dtype), attn_implementation=attention.NAME, **hub_options(options)
+                )
+            except (ValueError, OSError) as error:
+                raise BootError(f"boot: transformers refuses the model: {first_line(error)}") from error
         self._lm: Any = loaded.to(device).eval()
         self._device = device
         self._stop_ids = set(stop_ids)
@@ -268,6 +272,13 @@ def _last_rows(spans: Sequence[Span], hidden: torch.Tensor) -> torch.Tensor:
     """The last row of each sequence; all of them are kept for later."""
     keep_head_rows(spans, hidden)
     return hidden[[span.row + span.count - 1 for span in spans]]
+
+
+def _device(name: Any) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except Exception as error:  # of many kinds
+        raise BootError(f"boot: device={short(name)} is not there: {first_line(error)}") from error
 
 
 @contextmanager

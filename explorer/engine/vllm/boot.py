@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from ...catalogue import Catalogue
 from ...errors import BootError
+from ...given import first_line, short
 from ...hooks import ModelShape
 from ..protocol import Attention, Model
 from ..shapes import (
@@ -54,15 +56,23 @@ SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size", "enab
 
 COMPILING = "compiling (a minute or more the first time, seconds later)"
 
+# `explorer.boot`'s own keywords, which are always given.
+USUAL = (
+    *("dtype", "gpu_memory_utilization", "max_model_len", "max_num_batched_tokens"),
+    *("tensor_parallel_size", "pipeline_parallel_size"),
+)
+
 CPU_BLOCK = 128  # tokens in one block of vLLM's key-value cache on a CPU
 
 Progress = Callable[[str], None]
+log = logging.getLogger("explorer.vllm")
 
 
 def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
     """Boot `vllm.LLM` on a folder or hub id.
 
-    Raises `BootError` for whatever can be refused before weights load, ImportError with the install line without vLLM.
+    Raises `BootError` for whatever can be refused before weights load and for what vLLM refuses, ImportError with the
+    install line without vLLM.
     """
     progress("importing vLLM")
     try:
@@ -71,14 +81,39 @@ def construct(path: str, options: dict[str, Any], progress: Progress) -> Any:
     except ImportError as error:
         raise ImportError(f"the vllm engine needs vLLM ({error}): {INSTALL}") from error
     internals.check_runner()
+    given = {name: value for name, value in options.items() if name not in ("mode", "hf_token")}
     options = with_mode(options)
     check_options(options, {f.name for f in dataclasses.fields(EngineArgs)})
     progress("reading the configuration")
     config = read_config(path, options)
     options = choose(options, path, config, model_shape(config))
     progress("loading weights" if options["enforce_eager"] else "loading weights, then " + COMPILING)
-    internals.import_class(architecture(config))
-    return internals.construct(path, options)
+    try:
+        internals.import_class(architecture(config))
+        return internals.construct(path, options)
+    except BootError:
+        raise
+    except (ValueError, TypeError, OSError) as error:  # pydantic's are ValueErrors
+        log.debug("vLLM did not boot", exc_info=True)
+        raise BootError(refusal(error, given)) from error
+
+
+def refusal(error: Exception, given: Mapping[str, Any]) -> str:
+    """What vLLM refuses, in one sentence that names the keyword, where it can be known, or all that were `given`."""
+    says, name = first_line(error), None
+    if callable(details := getattr(error, "errors", None)):  # pydantic's: the first of them; its fields are vLLM's own
+        first = details()[0]
+        says = first_line(ValueError(first["msg"].removeprefix("Value error, ")))
+        field, value = (*first["loc"], None)[0], first["input"]
+        name = (
+            field
+            if field in given
+            else next((n for n, v in given.items() if type(v) is type(value) and v == value), None)
+        )
+    if name is not None:
+        return f"boot: vLLM refuses {name}={short(given[name])}: {says}"
+    extra = ", ".join(f"{n}={short(v)}" for n, v in given.items() if n not in USUAL)
+    return f"boot: vLLM refuses the model{extra and f' with {extra}'}: {says}"
 
 
 def describe(llm: Any) -> tuple[Model, list[dict[str, Shard]]]:
@@ -137,6 +172,8 @@ def with_mode(options: dict[str, Any]) -> dict[str, Any]:
     options = dict(options)
     mode = options.pop("mode", "eager")
     eager = mode == "eager"
+    if not isinstance(options.get("enforce_eager", eager), bool):
+        raise BootError(f"boot: enforce_eager must be True or False, not {short(options['enforce_eager'])}")
     if options.setdefault("enforce_eager", eager) != eager:
         raise BootError(f"boot: enforce_eager={options['enforce_eager']!r} contradicts mode={mode!r}; leave one out")
     return options
