@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
 import explorer
@@ -62,3 +66,15 @@ def test_a_comparison_tells_it(smol: explorer.Session) -> None:
     rows = {row.text: row for row in cmp.top(3)}
     assert rows[" Mary"].change == pytest.approx(rows[" Mary"].patched_prob - rows[" Mary"].clean_prob)
     assert rows[" Mary"].change > 0.5 > -0.5 > rows[" John"].change
+
+
+def test_the_readmes_steering_writes_what_it_says(smol: explorer.Session) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    lines = next(part for part in readme.split("\n\n") if part.startswith("# Steer while it writes")).splitlines()
+    names = {"explorer": explorer, "session": smol}
+    told = [re.fullmatch(r"(session\.generate\(.+\)\.text)  # (\".+\")", line) for line in lines]
+    exec("\n".join(line for line, text in zip(lines, told, strict=True) if not text), names)
+    written = [(eval(text[1], names), ast.literal_eval(text[2])) for text in told if text]
+    assert len(written) == 2 and written[0][1] != written[1][1]
+    for text, claimed in written:
+        assert text == claimed
