@@ -655,7 +655,7 @@ class Lifetime:
     def booting(self) -> Iterator[None]:
         """Set vLLM's environment, undo what booting does to the random state, and keep its noise out of the cell.
 
-        The session puts the environment back.
+        The environment is put back by `one_boot`.
 
         vLLM's log goes to the logger `vllm`, which writes nowhere unless the user gives it a handler. Native warnings
         go to file descriptor 2; they are read back and logged. A boot that fails leaves nothing behind.
