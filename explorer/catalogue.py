@@ -76,6 +76,7 @@ class Catalogue:
         return len(self._points)
 
     def __contains__(self, name: object) -> bool:
+        name = name.name if isinstance(name, HookPoint) else name
         return name in self._points or name in self._aliases
 
     def __getitem__(self, name: str) -> HookPoint:

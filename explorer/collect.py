@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -39,12 +39,16 @@ def collect(
     """See `Session.collect`. `progress(done, total)` counts prompts; total is None for a stream."""
     if isinstance(prompts, str):
         raise ValueError("collect takes many prompts: put this one into a list")
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
         raise ValueError(
             f"collect takes many prompts, a list or anything that gives them in turn, not {short(prompts)}"
         )
     if not isinstance(folder, (str, os.PathLike)):
         raise ValueError(f"collect: a folder is named by a string or a Path, not by {short(folder)}")
+    if not callable(progress):
+        raise ValueError(
+            f"collect: progress is called with the prompts done and their number, {short(progress)} cannot be"
+        )
     folder = Path(folder)
     names = _rowwise(session, hooks)
     about = {
@@ -120,9 +124,14 @@ def _rowwise(session: Session, hooks: str | Sequence[str]) -> tuple[str, ...]:
 def _open(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a collection that is begun or resumed; ValueError when the folder holds another one."""
     path = folder / MANIFEST
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"collect: {str(folder)!r} is a file; choose another folder")
     if not path.exists():
         return about | {"shards": []}
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"collect: {str(path)!r} is no collection ({error}); choose another folder") from error
     for key, value in about.items():
         if manifest.get(key) != value:
             raise ValueError(

@@ -59,4 +59,5 @@ def first_line(error: BaseException) -> str:
 def short(value: Any) -> str:
     """A value as errors show it."""
     text = repr(value)
-    return text if len(text) <= 40 else f"a {type(value).__name__}"
+    kind = type(value).__name__
+    return text if len(text) <= 40 else f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"

@@ -49,6 +49,8 @@ def positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refus
         if begin >= end:
             raise refuse(f"{name} {pos!r} would match no row of {part}")
         return range(begin, end, step)
+    if isinstance(pos, slice):
+        raise refuse(f"{name} takes a slice as text, such as '3:7', not {pos}")
     given = (-1,) if isinstance(pos, str) else integers(pos, name, refuse)
     rows = tuple(p + extent.prompt if p < 0 else p for p in given)
     for g, p in zip(("last",) if isinstance(pos, str) else given, rows, strict=True):

@@ -6,9 +6,9 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from numbers import Integral, Real
+from numbers import Integral, Number, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -232,6 +232,11 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a Session is neither pickled nor copied: it holds a model; boot {self.name} where it is needed"
+        )
+
     def __repr__(self) -> str:
         i = self.info
         state = " (closed)" if self.jobs.closed else ""
@@ -366,13 +371,14 @@ def _batch(prompt: Any) -> tuple[bool, list[Any]]:
     """Whether it is one prompt, and the prompts as a list."""
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
-    if isinstance(prompt, (list, tuple)) and not all(map(_is_id, prompt)):
+    if isinstance(prompt, (list, tuple)) and not all(map(_is_one_number, prompt)):
         return False, list(prompt)
     return True, [prompt]
 
 
-def _is_id(item: Any) -> bool:
-    return hasattr(item, "__index__") and getattr(item, "ndim", 0) == 0  # arrays of several ids have __index__ too
+def _is_one_number(item: Any) -> bool:
+    """Whether it is meant as a token id, be it a wrong one; arrays of several ids have `__index__` too."""
+    return isinstance(item, Number) or (hasattr(item, "__index__") and getattr(item, "ndim", 0) == 0)
 
 
 def _sampling(max_new_tokens: Any, temperature: Any, seed: Any, stop: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .engine.protocol import Engine
+from .given import short
 
 
 class Worker:
@@ -27,6 +28,8 @@ class Worker:
         CPU, in its own dtype. What several workers share is put together as one would hold it. ValueError when there is
         no such path.
         """
+        if not isinstance(name, str):
+            raise ValueError(f"a parameter is named by a string such as 'lm_head.weight', not by {short(name)}")
         return self._call(lambda engine: engine.parameter(name))  # type: ignore[no-any-return]
 
     def fires(self) -> dict[str, int]:

@@ -144,6 +144,7 @@ def test_a_bad_prompt_is_named_and_what_was_done_stays(session: Session, tmp_pat
     [
         ("w1 w2", "out", "put this one into a list"),
         (5, "out", "many prompts, .* not 5"),
+        ({"w1": 1}, "out", "many prompts, .* not {'w1': 1}"),
         (["w1"], 5, "folder is named by a string or a Path, not by 5"),
         ([[3] * 40], "out", "prompt 1: .*this session takes 16 in all"),
         ([5], "out", "prompt 1: a prompt is text or a list of token ids, not int"),
@@ -154,6 +155,18 @@ def test_what_is_no_collection_leaves_no_folder(session: Session, tmp_path: Path
     with pytest.raises(ValueError, match=says):
         session.collect(prompts, HOOKS, folder, lambda *_: None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_folder_of_a_collection(session: Session, tmp_path: Path) -> None:
+    file = tmp_path / "collection.json"
+    file.write_text("nothing")
+    with pytest.raises(ValueError, match=r"collection.json' is no collection \(.*; choose another folder"):
+        session.collect(prompts(), HOOKS, tmp_path)
+    with pytest.raises(ValueError, match=r"collection.json' is a file; choose another folder"):
+        session.collect(prompts(), HOOKS, file)
+    with pytest.raises(ValueError, match="progress is called with the prompts done and their number, 5 cannot be"):
+        session.collect(prompts(), HOOKS, tmp_path / "out", 5)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_a_collection_of_no_prompts_is_one(session: Session, tmp_path: Path) -> None:

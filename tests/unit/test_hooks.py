@@ -146,6 +146,11 @@ def test_a_name_is_a_string(name):
         CATALOGUE.find(name)
 
 
+def test_a_hook_point_is_as_good_as_its_name():
+    for point in CATALOGUE:
+        assert point in CATALOGUE and CATALOGUE[point] is point
+
+
 def test_a_hook_that_cannot_fire_is_listed_and_refused_with_the_reason():
     point = CATALOGUE.find("blocks.2.hook_resid_mid")
     assert not point.available

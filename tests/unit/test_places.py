@@ -126,7 +126,7 @@ def test_positions(pos, rows):
         (["last"], "not 'last'"),
         ({1, 2}, "pos takes whole numbers, not {1, 2}"),
         ({"start": 1}, "pos takes whole numbers"),
-        (slice(1, 2), "pos takes whole numbers, not slice(1, 2, None)"),
+        (slice(1, 2), "pos takes a slice as text, such as '3:7', not slice(1, 2, None)"),
         ([1, -4], "pos names 1 twice"),
         ([0, 0], "pos names 0 twice"),
         ("first", "pos 'first' is not understood; write an int, a list, a slice such as '3:7', 'last' or 'all'"),

@@ -134,7 +134,10 @@ def test_sources_of_another_length_are_refused(plan):
             {"prompt": "w0", "edits": {STREAM: {"op": "suppress", "pos": 5}}},
             "source: edit 1 .*pos 5 is outside the prompt",
         ),
-        ({"prompt": "w0", "edits": {STREAM: {"op": "suppress", "pos": slice(1, 2)}}}, "source: edit 1 .*whole numbers"),
+        (
+            {"prompt": "w0", "edits": {STREAM: {"op": "suppress", "pos": slice(1, 2)}}},
+            "source: edit 1 .*a slice as text",
+        ),
         ({"prompt": "w0", "edits": {STREAM: {"op": "set", "value": object()}}}, "source: edit 1 .*no array of numbers"),
         ({"prompt": "w0", "edits": {"blocks.9.hook_out": {"op": "suppress"}}}, "source: edit 1 .*layers 0 to 2"),
     ],

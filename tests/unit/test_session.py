@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import copy
+import pickle
 import sys
 import threading
 from types import SimpleNamespace
@@ -110,6 +112,27 @@ def test_prompts_that_cannot_run(session, engine, prompt, says):
     with pytest.raises(ValueError, match=says):
         session.run(prompt)
     assert engine.batches == []
+
+
+@pytest.mark.parametrize(
+    "ids", [[3.0, 4.0], [3, 4.5], (3, 4.0), np.array([3.0]), torch.tensor([3.5, 4.0]), [np.float32(3)], [True, False]]
+)
+def test_numbers_are_one_prompt_though_they_are_no_ids(session, ids):
+    for ask in (session.run, session.generate, lambda prompt: session.compare(prompt, None)):
+        with pytest.raises(ValueError, match=r"^\S+ at position \d is no token id: ids are whole numbers"):
+            ask(ids)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_session_is_not_copied(session, copied):
+    with pytest.raises(TypeError, match="a Session is neither pickled nor copied: it holds a model; boot fake where"):
+        copied(session)
+
+
+@pytest.mark.parametrize("name", [5, None, b"unembedding"])
+def test_a_parameter_is_named_by_a_string(session, name):
+    with pytest.raises(ValueError, match="a parameter is named by a string"):
+        session.worker.parameter(name)
 
 
 def test_errors_in_a_batch_name_the_prompt(session, engine):
