@@ -2,7 +2,7 @@
 
 from .booting import boot
 from .collect import stack
-from .errors import BootError, Cancelled, EngineError, ExplorerError, ModelNotFound, SessionClosed, SpecError
+from .errors import BootError, Cancelled, EngineError, ExplorerError, ModelNotFound, NotFinite, SessionClosed, SpecError
 from .runs import Comparison, Run
 from .session import Session
 from .specs import Edit
@@ -16,6 +16,7 @@ __all__ = [
     "EngineError",
     "ExplorerError",
     "ModelNotFound",
+    "NotFinite",
     "Run",
     "Session",
     "SessionClosed",

@@ -38,5 +38,9 @@ class EngineError(ExplorerError, RuntimeError):
     """The engine did something it must never do (a hook that did not fire, rows that are missing)."""
 
 
+class NotFinite(_InOneLine, ExplorerError, ArithmeticError):
+    """Logits that are NaN or infinite, which no prediction can be made of; the message says whether edits did it."""
+
+
 class Cancelled(ExplorerError):
     """A job that was cancelled before it finished."""

@@ -76,7 +76,7 @@ def source_positions(pos: Any, source_pos: Any, phase: str, extent: Extent, refu
 def _part(phase: str, whose: str, extent: Extent) -> str:
     """What positions are chosen from, with its verb."""
     if phase == "decode":
-        return "the generated tokens that are fed back, which have"
+        return f"the generated tokens that are fed back{' in the source' * (whose == 'source')}, which have"
     if phase == "both" and extent.rows > extent.prompt:
         return "the source, which has" if whose == "source" else "the run, which has"
     return "the source's prompt, which has" if whose == "source" else "the prompt, which has"

@@ -12,7 +12,7 @@ import torch
 from .analysis import attention, metrics
 from .catalogue import Catalogue, HookPoint
 from .engine.protocol import Model, Request, Result
-from .errors import EngineError, ExplorerError
+from .errors import EngineError, NotFinite
 from .given import plural, whole
 from .resolve import pin
 from .specs import Edit, to_json
@@ -202,7 +202,7 @@ class Run:
     def logits_at(self, position: int = -1) -> torch.Tensor:
         """Logits of one row, float32 `(d_vocab,)`; the last needs no call to the worker.
 
-        IndexError past the rows; `ExplorerError` for logits that are NaN or infinite.
+        IndexError past the rows; `NotFinite` for logits that are NaN or infinite.
         """
         at = whole(position, "position", "; -1 is the last row")
         if not -self.rows <= at < self.rows:
@@ -210,7 +210,7 @@ class Run:
         at %= self.rows
         row = self._last_logits if at == self.rows - 1 else self._every_logit()[at]
         if not _finite(row):
-            raise ExplorerError(self._overflow(f"position {at}"))
+            raise NotFinite(self._overflow(f"position {at}"))
         return row.clone()
 
     def token_id(self, token: str | int) -> int:
@@ -235,9 +235,9 @@ class Run:
 
     @cached_property
     def text(self) -> str:
-        """The generated text; empty when nothing was generated. `ExplorerError` when its last logits are not finite."""
+        """The generated text; empty when nothing was generated. `NotFinite` when its last logits are not."""
         if self.generated and not _finite(self._last_logits):
-            raise ExplorerError(self._overflow(f"position {self.rows - 1}"))
+            raise NotFinite(self._overflow(f"position {self.rows - 1}"))
         return str(self._origin.tokenizer.decode(self.generated, skip_special_tokens=True))
 
     @property
@@ -299,7 +299,7 @@ class Run:
             if self.generated:
                 return f"text: {self.text!r}"
             return "next: " + ", ".join(f"{t.text!r} {t.prob:.1%}" for t in self.top(5))
-        except ExplorerError as error:
+        except NotFinite as error:
             return str(error)
 
 
@@ -337,7 +337,7 @@ class Comparison:
                 ),
                 f"KL(clean || patched) {self.kl():.3f} nats",
             ]
-        except ExplorerError as error:
+        except NotFinite as error:
             lines = [str(error)]
         return "\n  ".join(["Comparison, clean -> patched", *lines])
 

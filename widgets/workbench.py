@@ -14,7 +14,7 @@ import anywidget
 import numpy as np
 import traitlets
 
-from explorer import Cancelled, Edit, SessionClosed, SpecError
+from explorer import Cancelled, Edit, NotFinite, SessionClosed, SpecError
 
 from . import cells, data, esm
 from .state import State, asks, complete, digest, spec
@@ -130,8 +130,11 @@ class Workbench(anywidget.AnyWidget):
             result["error"] = bad_source
             try:
                 both = self._session.compare(wanted["prompt"], [Edit(**e) for _, e in edits]) if edits else None
-            except SpecError as error:  # what needs no edit is still shown
-                both, index = None, edits[error.edit_index][0] if error.edit_index is not None else None
+                if both:
+                    both.patched.logits_at()
+            except (SpecError, NotFinite) as error:  # what needs no edit is still shown
+                wrong = getattr(error, "edit_index", None)
+                both, index = None, edits[wrong][0] if wrong is not None else None
                 result |= {"edited": False, "error": bad_source or problem("edit", error, index)}
             clean = both.clean if both else self._session.run(wanted["prompt"])
             result |= self._predictions(clean, both)

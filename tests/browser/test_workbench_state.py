@@ -279,6 +279,27 @@ def test_a_hook_that_is_missing_is_answered_with_its_reason(workbench: Workbench
     assert "this layer has none" in answer["error"] and buffers == []
 
 
+def test_edits_that_overflow_leave_the_clean_run(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
+    whole = made[1]._result
+
+    def overflowing(request: Any) -> Any:
+        result = whole(request)
+        if request.edits:
+            result.last_logits[0] = torch.nan
+        return result
+
+    monkeypatch.setattr(made[1], "_result", overflowing)
+    clean = workbench.result
+    workbench.state = {**workbench.state, "edits": [{"hook": "blocks.1.hook_out", "op": "scale", "factor": 3e38}]}
+    settle(workbench._session)
+    shown = workbench.result
+    assert shown["error"]["where"] == "edit" and "are not finite: with this run's edits" in shown["error"]["message"]
+    assert not shown["edited"] and [shown[key] for key in ("rows", "difference")] == [
+        clean["rows"],
+        clean["difference"],
+    ]
+
+
 def test_errors_say_where_they_belong(workbench: Workbench, made: Any) -> None:
     def error(**patch: Any) -> dict[str, Any]:
         workbench.state = {**workbench.state, **patch}

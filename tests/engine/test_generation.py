@@ -121,7 +121,7 @@ def test_an_edit_of_no_row_is_refused(either: explorer.Session) -> None:
 def test_a_generation_that_overflows_says_so(either: explorer.Session, temperature: float) -> None:
     huge = Edit(HOOK, "scale", factor=3e38, phase="both")
     run = either.generate(IDS, huge, max_new_tokens=3, temperature=temperature, seed=1)
-    with pytest.raises(explorer.ExplorerError, match="not finite: with this run's edits"):
+    with pytest.raises(explorer.NotFinite, match="not finite: with this run's edits"):
         _ = run.text
     assert either.generate(IDS, max_new_tokens=3).text  # what the cache keeps of it reaches nobody
 

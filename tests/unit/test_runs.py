@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorer import Edit, ExplorerError, SessionClosed, SpecError, stack
+from explorer import Edit, NotFinite, SessionClosed, SpecError, stack
 from explorer.analysis import attention
 
 from . import fake
@@ -197,7 +197,7 @@ def test_logits_that_are_not_finite_are_not_counted_with(session):
     run = cmp.patched
     says = r"^the logits at position 3 are not finite: with this run's edits, .* past what float32 holds"
     for ask in (run.top, cmp.top, cmp.kl, run.logits_at, lambda: run.logit_diff(3, 4), lambda: cmp.logit_diff(3, 4)):
-        with pytest.raises(ExplorerError, match=says):
+        with pytest.raises(NotFinite, match=says):
             ask()
     assert "position 3 are not finite" in repr(run) and "position 3 are not finite" in repr(cmp)
     assert cmp.clean.top(1) == session.run(PROMPT).top(1)
@@ -207,7 +207,7 @@ def test_logits_that_are_not_finite_are_not_counted_with(session):
     assert run.top(1, 1) == cmp.clean.top(1, 1)
     written = session.generate(PROMPT, HUGE, 3)
     assert "are not finite" in repr(written)
-    with pytest.raises(ExplorerError, match="the logits at position 5 are not finite: with"):
+    with pytest.raises(NotFinite, match="the logits at position 5 are not finite: with"):
         _ = written.text
 
 
@@ -217,7 +217,7 @@ def test_a_model_that_overflows_by_itself_is_told_from_edits(dtype, advice):
     engine._embedding[5] *= 1e38
     with fake.session(engine) as session:
         run = session.run(PROMPT)
-    with pytest.raises(ExplorerError, match=f"not finite in {dtype}, and no edit did it, .*; .*{advice}"):
+    with pytest.raises(NotFinite, match=f"not finite in {dtype}, and no edit did it, .*; .*{advice}"):
         run.top(1)
 
 

@@ -64,7 +64,8 @@ class VllmEngine:
         except Exception as error:  # whatever a model's head may raise: said at boot, and when more is asked for
             if self._broken:
                 raise
-            log.warning("the head of this model cannot be asked for logits of every row", exc_info=True)
+            traced = log.isEnabledFor(logging.DEBUG)  # boot says it too
+            log.warning("the head of this model cannot be asked for logits of every row", exc_info=traced)
             self.model = replace(self.model, no_head=f"{type(error).__name__}: {error}")
         (answers,) = zip(*self._rpc("explorer_read", [request.key], True), strict=True)
         self.detach()
