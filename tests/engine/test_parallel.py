@@ -183,7 +183,7 @@ def test_a_question_that_fails_leaves_it_usable(session: explorer.Session) -> No
     with pytest.raises(explorer.EngineError, match="a worker failed at explorer_logits: RuntimeError: "):
         session._call(lambda engine, job: engine.logits(torch.zeros(2, 5)))
     with pytest.raises(explorer.EngineError, match="a worker failed at explorer_parameter: AttributeError: "):
-        session.worker.parameter(5)  # type: ignore[arg-type]
+        session._call(lambda engine, job: engine.parameter(5))  # past the session's own refusal
     broken = explorer.engine.protocol.Request("broken", (3, 4), capture=("blocks.9.hook_out",))
     with pytest.raises(explorer.EngineError, match=r"failed at explorer_open: ValueError: no tap for blocks\.9"):
         session._call(lambda engine, job: engine.execute([broken], job.progress, lambda: False))
