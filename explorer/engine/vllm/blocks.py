@@ -33,7 +33,7 @@ class Blocks:
         self._runner = runner
         self._spoilt: set[int] = set()
         self._given: dict[str, list[int]] = {}  # request -> its blocks; vLLM may have taken some of them back already
-        self._unsure: dict[str, Span] = {}  # of the last pass
+        self._unsure: dict[str, slice] = {}  # the rows of the last pass; its spans would keep what they captured
         self._finite = torch.empty(0)  # which rows of it are finite, on their way from `_device`
         self._device = self._finite.device
 
@@ -62,15 +62,17 @@ class Blocks:
                 if outputs is None or hides(span):
                     self._spoilt.update(self._given[request])
                 else:
-                    self._unsure[request] = span
+                    self._unsure[request] = slice(span.row, span.row + span.count)
         if self._unsure and outputs:
             self._device = outputs[0].device
             self._finite = to_host(torch.stack([x.isfinite().all(-1) for x in outputs]).all(0))
+            if self._device.type == "cpu":  # known already
+                self._settle()
 
     def _settle(self) -> None:
         if self._unsure:
             wait_for(self._device)
-            for request, span in self._unsure.items():
-                if not span.of(self._finite).all():
+            for request, rows in self._unsure.items():
+                if not self._finite[rows].all():
                     self._spoilt.update(self._given[request])
-            self._unsure = {}
+            self._unsure, self._finite = {}, torch.empty(0)
