@@ -14,7 +14,8 @@ Refuse = Callable[[str], SpecError]
 
 def integers(given: Any, name: str, refuse: Refuse) -> tuple[int, ...]:
     """One whole number or several, of any library, as ints; refuses anything else, and none at all."""
-    given = plain(given)
+    if type(given) is not list or any(type(item) is not int for item in given):  # else it is plain: most are, and long
+        given = plain(given)
     items = given if isinstance(given, list) else [given]
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int):

@@ -183,11 +183,12 @@ class Run:
 
     def top(self, k: int = 10, position: int = -1) -> list[TopToken]:
         """The k most probable next tokens at a position, best first."""
-        count = whole(k, "k")
-        if count < 1:
-            raise ValueError(f"k must be at least 1, not {count}")
-        logprobs = metrics.log_probs(self.logits_at(position))
-        values, ids = logprobs.topk(min(count, logprobs.shape[0]))
+        return self._best(whole(k, "k"), metrics.log_probs(self.logits_at(position)))
+
+    def _best(self, k: int, logprobs: torch.Tensor) -> list[TopToken]:
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}")
+        values, ids = logprobs.topk(min(k, logprobs.shape[0]))
         texts = self._origin_texts(ids.tolist())
         return [
             TopToken(t, i, p, v)
@@ -312,12 +313,11 @@ class Comparison:
 
     def top(self, k: int = 10, position: int = -1) -> list[TokenChange]:
         """The union of both runs' k most probable next tokens, most probable (in either) first."""
-        clean, patched = (metrics.log_probs(r.logits_at(position)).exp() for r in (self.clean, self.patched))
-        ids = {t.id: t.text for run in (self.clean, self.patched) for t in run.top(k, position)}
-        rows = [
-            TokenChange(text, i, float(clean[i]), float(patched[i]), float(patched[i]) - float(clean[i]))
-            for i, text in ids.items()
-        ]
+        runs, count = (self.clean, self.patched), whole(k, "k")
+        logprobs = [metrics.log_probs(run.logits_at(position)) for run in runs]
+        texts = {t.id: t.text for run, its in zip(runs, logprobs, strict=True) for t in run._best(count, its)}
+        probs = zip(*(its[list(texts)].exp().tolist() for its in logprobs), strict=True)
+        rows = [TokenChange(text, i, c, p, p - c) for (i, text), (c, p) in zip(texts.items(), probs, strict=True)]
         return sorted(rows, key=lambda row: -max(row.clean_prob, row.patched_prob))
 
     def logit_diff(self, a: str | int, b: str | int, position: int = -1) -> Difference:

@@ -148,11 +148,12 @@ def parse(edits: Any) -> tuple[Edit, ...]:
         edits = _from_json(edits)
     if not isinstance(edits, Sequence) or isinstance(edits, str):
         raise SpecError(f"a spec is a dict or a list of Edits, not {type(edits).__name__}")
+    parsed = []
     for i, edit in enumerate(edits):
         if not isinstance(edit, Edit):
             raise SpecError(f"edit {i + 1} is {short(edit)}, not an Edit; a list of specs needs a list of prompts", i)
-        _check_fields(edit, i)
-    return tuple(map(_snapshot, edits))
+        parsed.append(_snapshot(edit, _checked_source(edit, i)))
+    return tuple(parsed)
 
 
 def parse_batch(edits: Any, prompts: int) -> list[tuple[Edit, ...]]:
@@ -202,8 +203,6 @@ def as_source(source: Any, where: str) -> Source:
         return source
     if isinstance(source, str):
         return Source(prompt=source)
-    if isinstance(source, SourceRun):
-        return Source(ids=source.fed, edits=source.fed_edits, run=source)
     if isinstance(source, Mapping):
         unknown = [key for key in source if key not in SOURCE_KEYS]
         if unknown or ("prompt" in source) == ("ids" in source):
@@ -220,6 +219,8 @@ def as_source(source: Any, where: str) -> Source:
         if not isinstance(source["prompt"], str):
             raise SpecError(f"{where}: source: 'prompt' is {short(source['prompt'])}, not a string")
         return Source(prompt=source["prompt"], edits=edits)
+    if isinstance(source, SourceRun):
+        return Source(ids=source.fed, edits=source.fed_edits, run=source)
     if "float" in str(getattr(source, "dtype", "")):
         raise SpecError(f"{where}: source is an array of numbers; write them with op 'set' and value=")
     if isinstance(source, (list, tuple, range)) or hasattr(source, "tolist"):
@@ -266,7 +267,8 @@ def _from_json(spec: Mapping[Any, Any]) -> list[Edit]:
     return out
 
 
-def _check_fields(edit: Edit, index: int) -> None:
+def _checked_source(edit: Edit, index: int) -> Source | None:
+    """What a patch reads. Raises `SpecError` for an edit that is not well-formed."""
     where = describe(edit, index)
     if not isinstance(edit.hook, str):
         raise SpecError(f"edit {index + 1}: a hook is named by a string, not by {short(edit.hook)}", index)
@@ -284,17 +286,18 @@ def _check_fields(edit: Edit, index: int) -> None:
     for key in ("value", "factor", "source", "source_pos"):
         if getattr(edit, key) is not None and key not in allowed:
             raise SpecError(f"{where}: {edit.op} takes no {key!r}; remove it", index)
-    if edit.op == "patch":
-        try:
-            as_source(edit.source, where)
-        except SpecError as error:
-            raise SpecError(str(error), index) from None
+    if edit.op != "patch":
+        return None
+    try:
+        return as_source(edit.source, where)
+    except SpecError as error:
+        raise SpecError(str(error), index) from None
 
 
-def _snapshot(edit: Edit) -> Edit:
+def _snapshot(edit: Edit, source: Source | None) -> Edit:
     fields = ("pos", "head", "value", "factor", "source_pos")
     copies = {key: _copy(getattr(edit, key)) for key in fields}
-    return replace(edit, **copies, source=None if edit.source is None else as_source(edit.source, ""))
+    return replace(edit, **copies, source=source)
 
 
 def _copy(value: Any) -> Any:
