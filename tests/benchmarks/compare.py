@@ -1,9 +1,9 @@
 """`make bench`: what captures and edits cost, as ratios against plain vLLM given the same prompts in the same run.
 
-Four processes are timed in turns: plain vLLM, ours, ours, and plain vLLM, booted in this order. Two processes of
-the very same engine differ by up to a tenth, for as long as they live. So each side is the mean of two medians; what
-plain's two differ by is shown: no ratio means more than that. The table is printed and kept as JSON in
-`.out/bench.json`.
+Four processes are timed in turns: plain vLLM, ours, ours, and plain vLLM, booted in this order; with `--rounds 2`
+eight, and so on. Two processes of the very same engine differ by up to a tenth, for as long as they live. So each side
+is the mean of its processes' medians; what plain's differ by is shown: no ratio means more than that. The table is
+printed and kept as JSON in `.out/bench.json`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Side:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("one of the four processes ended")
+            raise RuntimeError("one of the processes ended")
         return json.loads(line)
 
     def seconds(self, question: Any) -> float:
@@ -88,11 +88,12 @@ def sizes(prompts: Sequence[Sequence[int]]) -> str:
     return f"{len(prompts)} x {lengths.pop() if len(lengths) == 1 else f'{min(lengths)}-{max(lengths)}'}"
 
 
-def bench(model: str, dtype: str, mode: str) -> dict[str, Any]:
-    """Boot the four in one mode, measure every case, print the table."""
+def bench(model: str, dtype: str, mode: str, rounds: int = 1, only: str = "") -> dict[str, Any]:
+    """Boot them in one mode, measure every case that has `only` in its name, print the table."""
     folder = str(resolve(model))
-    sides = [Side(module, folder, dtype, mode) for module in ("plain", "ours", "ours", "plain")]
-    plain, ours = [sides[0], sides[3]], sides[1:3]
+    modules = ("plain", "ours", "ours", "plain") * rounds
+    sides = [Side(module, folder, dtype, mode) for module in modules]
+    plain, ours = ([side for side, of in zip(sides, modules, strict=True) if of == kind] for kind in ("plain", "ours"))
     about = ours[0].about
     booted = about["boot"]
     print(
@@ -103,6 +104,8 @@ def bench(model: str, dtype: str, mode: str) -> dict[str, Any]:
     print(f"{'':22} {'prompts':>11}  plain ms   ours ms  ratio  at most  (plain to plain)", flush=True)
     rows = []
     for number, case in enumerate(about["cases"]):
+        if only not in case["what"]:
+            continue
         row = measure(number, case, plain, ours)
         rows.append(row)
         limit = "" if row["limit"] is None else f"{row['limit']:.2f}"
@@ -127,9 +130,11 @@ def main() -> int:
     parser.add_argument("modes", nargs="*", metavar="MODE", help="eager, compiled; both unless said")
     parser.add_argument("--model", default="smollm2-135m", help="bundled name or folder of a Llama-shaped model")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=1, help="of four processes each, all of them at once")
+    parser.add_argument("--only", default="", help="the cases with this in their name")
     asked = parser.parse_args()
     print(f"{asked.model}, {asked.dtype}; medians, in turns with plain vLLM in the same mode")
-    results = [bench(asked.model, asked.dtype, mode) for mode in asked.modes or MODES]
+    results = [bench(asked.model, asked.dtype, mode, asked.rounds, asked.only) for mode in asked.modes or MODES]
     about = {"date": date.today().isoformat(), "machine": platform.machine(), "cores": psutil.cpu_count()}
     out = Path(".out")
     out.mkdir(exist_ok=True)
