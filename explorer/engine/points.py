@@ -118,8 +118,8 @@ def stream_in(module: nn.Module, fused: bool, first: bool = False) -> Attach:
     """The stream that a module reads. With `first` this comes before what else reads it there."""
 
     def attach(handler: Handler) -> Handle:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            new = _rewritten({**dict(enumerate(args)), **kwargs}, fused, handler)
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            new = _rewritten(module, {**dict(enumerate(args)), **kwargs}, fused, handler)
             return (
                 None if new is None else (tuple(new[i] for i in range(len(args))), {name: new[name] for name in kwargs})
             )
@@ -133,8 +133,8 @@ def stream_out(module: nn.Module, fused: bool) -> Attach:
     """The stream that a module puts out."""
 
     def attach(handler: Handler) -> Handle:
-        def hook(_: nn.Module, __: Any, out: Any) -> Any:
-            new = _rewritten(dict(enumerate(out if isinstance(out, tuple) else (out,))), fused, handler)
+        def hook(module: nn.Module, _: Any, out: Any) -> Any:
+            new = _rewritten(module, dict(enumerate(out if isinstance(out, tuple) else (out,))), fused, handler)
             return new if new is None else tuple(new.values()) if isinstance(out, tuple) else new[0]
 
         return module.register_forward_hook(hook)
@@ -152,19 +152,15 @@ def _places(values: Mapping[Any, Any], fused: bool) -> list[Any]:
     return alike[: 2 if fused else 1]
 
 
-def _rewritten(values: dict[Any, Any], fused: bool, handler: Handler) -> dict[Any, Any] | None:
+def _rewritten(module: nn.Module, values: dict[Any, Any], fused: bool, handler: Handler) -> dict[Any, Any] | None:
     """`values` with the stream as the handler left it; None when it left all as it was.
 
-    Of two tensors the edited rows are written whole into the second and zeroed in the first: what adds the two gets
+    Of two tensors the changed rows are written whole into the second and zeroed in the first: what adds the two gets
     them exactly. Writing (edited - second) into the first would lose the edit in bf16 wherever the stream is large.
     """
     *deltas, whole = _places(values, fused)
-    edited = handler(flat(values[whole] if not deltas else values[deltas[0]] + values[whole]))
-    if edited is None:
+    changed = handler(module, flat(values[whole] if not deltas else values[deltas[0]] + values[whole]))
+    if changed is None:
         return None
-    zeroed = {place: _zeroed(values[place], edited[0]) for place in deltas}
-    return values | zeroed | {whole: replace(values[whole], edited)}
-
-
-def _zeroed(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    return flat(x).index_fill(0, index, 0).reshape(x.shape)
+    zeroed = {place: changed.cleared(flat(values[place])).reshape(values[place].shape) for place in deltas}
+    return values | zeroed | {whole: replace(values[whole], changed)}

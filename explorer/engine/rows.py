@@ -6,8 +6,10 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from ..errors import EngineError
 from ..resolve import RowEdit
@@ -15,8 +17,43 @@ from ..specs import OPS
 from .protocol import Request, Result
 
 PINS = "microsoft" not in platform.uname().release.lower()  # on WSL, CUDA can lock but little memory
-# The rows that changed: their indices, and their new values.
-Edited = tuple[torch.Tensor, torch.Tensor]
+Columns = slice | torch.Tensor  # which columns of a tensor `(rows, width)`
+
+
+class Changed(Protocol):
+    """Rows of a hook point that changed."""
+
+    def put(self, x: torch.Tensor, columns: Columns | None = None) -> torch.Tensor:
+        """`x` `(rows, width)` with what changed written to it, or to some of its columns."""
+
+    def cleared(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` `(rows, width)` with zeros in the rows that changed."""
+
+    def divided(self, factor: float) -> Changed:
+        """The same rows changed to `1 / factor` of it."""
+
+
+class ChangedRows(NamedTuple):
+    """Some rows: their indices, and their new values."""
+
+    at: torch.Tensor
+    rows: torch.Tensor
+
+    def put(self, x: torch.Tensor, columns: Columns | None = None) -> torch.Tensor:
+        """See `Changed`."""
+        whole = self.rows
+        if columns is not None:
+            whole = x[self.at]
+            whole[:, columns] = self.rows
+        return x.index_copy(0, self.at, whole)
+
+    def cleared(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Changed`."""
+        return x.index_fill(0, self.at, 0)
+
+    def divided(self, factor: float) -> ChangedRows:
+        """See `Changed`."""
+        return self._replace(rows=self.rows / factor)
 
 
 @dataclass
@@ -88,7 +125,7 @@ class Rows:
                 work.setdefault(name, []).append(span)
         return work
 
-    def handle(self, name: str, spans: Sequence[Span], x: torch.Tensor) -> Edited | None:
+    def handle(self, name: str, spans: Sequence[Span], _: nn.Module, x: torch.Tensor) -> ChangedRows | None:
         """Edit, then capture, the rows `(rows, width)` of one hook point; returns those that edits changed."""
         self.fired[name] += 1
         touched: set[int] = set()
@@ -97,9 +134,8 @@ class Rows:
             x = x.clone()
         for span in editing:
             edits = span.held.edits[name]
-            rows_of_edits = apply(x, self._shapes[name], edits, span, self._value)
-            before = span.held.edited.get(name, [0] * len(edits))
-            span.held.edited[name] = [n + len(rows) for n, rows in zip(before, rows_of_edits, strict=True)]
+            rows_of_edits = apply(x, self._shapes[name], edits, span, self.value)
+            self.count(name, span, [len(rows) for rows in rows_of_edits])
             touched.update(*rows_of_edits)
         for span in spans:
             if name in span.held.capture:
@@ -109,9 +145,14 @@ class Rows:
         if not touched:
             return None
         index = torch.tensor(sorted(touched), device=x.device)
-        return index, x[index]
+        return ChangedRows(index, x[index])
 
-    def _value(self, edit: RowEdit) -> torch.Tensor | None:
+    def count(self, name: str, span: Span, of_edits: Sequence[int]) -> None:
+        """Note how many rows of a span each edit at a hook point came to."""
+        before = span.held.edited.get(name, [0] * len(of_edits))
+        span.held.edited[name] = [n + more for n, more in zip(before, of_edits, strict=True)]
+
+    def value(self, edit: RowEdit) -> torch.Tensor | None:
         """The value of `add` and `set`, or the held rows that `patch` copies: `(rows | 1, heads | 1, width | 1)`."""
         if edit.source is None:
             return edit.value
@@ -140,6 +181,11 @@ def misfit(edit: RowEdit, shape: tuple[int, ...]) -> str | None:
     return None
 
 
+def rows_of(edit: RowEdit, span: Span) -> list[tuple[int, int]]:
+    """Of the rows that an edit names, those in a span: which of them it is, and which row of the pass."""
+    return [(i, span.row + p - span.start) for i, p in enumerate(edit.rows) if 0 <= p - span.start < span.count]
+
+
 def apply(
     x: torch.Tensor,
     shape: tuple[int, ...],
@@ -151,8 +197,8 @@ def apply(
     touched: list[list[int]] = []
     blocks = shape if len(shape) == 2 else (1, shape[0])
     for edit in edits:
-        at = [(i, p) for i, p in enumerate(edit.rows) if span.start <= p < span.start + span.count]
-        index = [span.row + p - span.start for _, p in at]
+        at = rows_of(edit, span)
+        index = [row for _, row in at]
         touched.append(index)
         if not index or edit.heads == ():  # none of the heads that it chooses is held here
             continue
@@ -208,13 +254,15 @@ def keep_last_logits(spans: Sequence[Span | None], logits: torch.Tensor) -> None
     ours = {i: span for i, span in enumerate(spans) if span is not None}
     over = {i: span.held for i, span in ours.items() if span.last}
     going = {i: span.held for i, span in ours.items() if not span.last}
-    if over:
-        rows = logits if len(over) == len(logits) else logits[list(over)]
-        for held, row in zip(over.values(), to_host(rows, torch.float32), strict=True):
-            held.last_logits = row
-    if going:  # each may be over all the same: at a stop, which is seen later
-        for held, row in zip(going.values(), logits[list(going)].float(), strict=True):
-            held.last_logits = row
+    for which, copy in ((over, to_host), (going, _on_device)):  # a stop may end those too, which is seen later
+        if which:
+            rows = logits if len(which) == len(logits) else logits[list(which)]
+            for held, row in zip(which.values(), copy(rows, torch.float32), strict=True):
+                held.last_logits = row
+
+
+def _on_device(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype, copy=True)
 
 
 def keep(chunks: dict[int, torch.Tensor], start: int, rows: torch.Tensor) -> None:

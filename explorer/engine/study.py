@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..analysis.attention import pattern
 from ..errors import BootError
@@ -132,7 +133,7 @@ def _check_end(parts: Parts, seen: Rows, normed: torch.Tensor | None) -> None:
 
 
 def _keep(rows: Rows, name: str) -> Handler:
-    def keep(x: torch.Tensor) -> None:
+    def keep(_: nn.Module, x: torch.Tensor) -> None:
         rows[name] = x.clone()
 
     return keep

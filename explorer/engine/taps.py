@@ -12,19 +12,19 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from .rows import Edited
+from .rows import Changed, Columns
 
 
 class Handle(Protocol):
     """What attaching gives back."""
 
     def remove(self) -> None:
-        """Detach."""
+        """Detach. Of several at one module the last one attached goes first."""
 
 
-Handler = Callable[[torch.Tensor], "Edited | None"]  # given a hook point's rows `(rows, width)`
+# Given the module where a hook point is and its rows `(rows, width)`; returns those that it changed, if any.
+Handler = Callable[[nn.Module, torch.Tensor], Changed | None]
 Attach = Callable[[Handler], Handle]
-Columns = slice | torch.Tensor  # which columns of a projection's output
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,24 @@ def flat(x: torch.Tensor, batch_axes: int | None = None) -> torch.Tensor:
     return x.reshape(x.shape[: x.dim() - 1 if batch_axes is None else batch_axes].numel(), -1)
 
 
-def replace(x: torch.Tensor, edited: Edited, batch_axes: int | None = None) -> torch.Tensor:
-    """`x` with the edited rows in place of its own."""
-    index, rows = edited
-    return flat(x, batch_axes).index_copy(0, index, rows).reshape(x.shape)
+def replace(x: torch.Tensor, changed: Changed, batch_axes: int | None = None) -> torch.Tensor:
+    """`x` with the changed rows in place of its own."""
+    return changed.put(flat(x, batch_axes)).reshape(x.shape)
 
 
-def output(module: nn.Module, columns: Columns = slice(None), batch_axes: int | None = None) -> Attach:
+def output(module: nn.Module, columns: Columns | None = None, batch_axes: int | None = None) -> Attach:
     """A module's output, or some of its columns. Of a tuple the first entry, and a bias that is yet to be added."""
 
     def attach(handler: Handler) -> Handle:
-        def hook(_: nn.Module, __: Any, out: Any) -> Any:
+        def hook(module: nn.Module, _: Any, out: Any) -> Any:
             whole, *rest = out if isinstance(out, tuple) else (out,)
             if rest and isinstance(rest[0], torch.Tensor) and rest[0].shape == whole.shape[-1:]:
                 whole, rest[0] = whole + rest[0], None
-            edited = handler(flat(whole, batch_axes)[:, columns])
-            if edited is None:
+            rows = flat(whole, batch_axes)
+            changed = handler(module, rows if columns is None else rows[:, columns])
+            if changed is None:
                 return None
-            index, rows = edited
-            part = flat(whole, batch_axes)[index]
-            part[:, columns] = rows
-            new = replace(whole, (index, part), batch_axes)
+            new = changed.put(rows, columns).reshape(whole.shape)
             return (new, *rest) if isinstance(out, tuple) else new
 
         return module.register_forward_hook(hook)
@@ -72,11 +69,11 @@ def argument(module: nn.Module, position: int, batch_axes: int | None = None) ->
     """One positional argument of a module."""
 
     def attach(handler: Handler) -> Handle:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
-            edited = handler(flat(args[position], batch_axes))
-            if edited is None:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
+            changed = handler(module, flat(args[position], batch_axes))
+            if changed is None:
                 return None
-            new = replace(args[position], edited, batch_axes)
+            new = replace(args[position], changed, batch_axes)
             return (*args[:position], new, *args[position + 1 :])
 
         return module.register_forward_pre_hook(hook)
@@ -88,10 +85,10 @@ def in_place(module: nn.Module) -> Attach:
     """The stream that a module reads and that is added back afterwards: one tensor, so edits are written into it."""
 
     def attach(handler: Handler) -> Handle:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            edited = handler(flat(args[0]))
-            if edited is not None:
-                args[0].copy_(replace(args[0], edited))
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            changed = handler(module, flat(args[0]))
+            if changed is not None:
+                args[0].copy_(replace(args[0], changed))
 
         return module.register_forward_pre_hook(hook)
 
@@ -102,9 +99,9 @@ def multiplied(attach: Attach, factor: float) -> Attach:
     """What the model multiplies by `factor` before it uses it. What it uses of an edited row is off by one rounding."""
 
     def attach_multiplied(handler: Handler) -> Handle:
-        def multiply(x: torch.Tensor) -> Edited | None:
-            edited = handler(x * factor)
-            return None if edited is None else (edited[0], edited[1] / factor)
+        def multiply(module: nn.Module, x: torch.Tensor) -> Changed | None:
+            changed = handler(module, x * factor)
+            return None if changed is None else changed.divided(factor)
 
         return attach(multiply)
 
@@ -120,12 +117,12 @@ def normalized(
     """
 
     def attach(handler: Handler) -> Handle:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             x = flat(stream(args))
             wide = x.float()
             if subtract_mean:
                 wide = wide - wide.mean(-1, keepdim=True)
-            handler((wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype))
+            handler(module, (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype))
 
         return norm.register_forward_pre_hook(hook)
 

@@ -20,7 +20,9 @@ import explorer
 from explorer.engine.shapes import model_shape, read_config
 from explorer.engine.transformers import attention
 from explorer.engine.transformers.engine import TransformersEngine
-from explorer.engine.vllm import boot, internals, reads
+from explorer.engine.vllm import boot, internals
+
+READS = "explorer.engine.vllm.reads"
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -87,7 +89,8 @@ def idle(session: explorer.Session) -> bool:
     if in_transformers(session):
         model, readers, queued = session._engine._lm, attention._readers, False  # type: ignore[union-attr]
     else:
-        model, readers = worker(session).model_runner.model, reads._readers
+        model = worker(session).model_runner.model
+        readers = {m: True for m in model.modules() if getattr(vars(m).get("forward"), "__module__", "") == READS}
         queued = core(session).scheduler.has_unfinished_requests()
     hooks = [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
     return not (queued or holder(session)._rows.held or hooks or any(readers.values()))

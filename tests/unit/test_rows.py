@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 from explorer import EngineError
 from explorer.engine.protocol import Request, Result
@@ -160,9 +161,9 @@ def test_a_chunk_that_begins_inside_another_counts():
 def test_the_rows_of_each_edit_are_counted_over_chunks(x):
     rows = Rows({"h": (6,), "other": (6,)})
     h = rows.prepare([edit(rows=(1, 2)), edit(rows=(2, 5))], ())
-    rows.handle("h", [Span(h, 0, 3, 0)], x)
+    rows.handle("h", [Span(h, 0, 3, 0)], nn.Identity(), x)
     assert h.edited == {"h": [2, 1]}
-    rows.handle("h", [Span(h, 0, 3, 3)], x)
+    rows.handle("h", [Span(h, 0, 3, 3)], nn.Identity(), x)
     assert h.edited == {"h": [2, 2]}
 
 

@@ -68,7 +68,7 @@ def test_each_shape_of_layer(dtype, layer, missing, apart):
     assert find_parts(stack, reads).apart is apart
     seen = {}
     for name, tap in taps.items():
-        tap.attach(lambda x, name=name: seen.update({name: x.clone()}))
+        tap.attach(lambda _, x, name=name: seen.update({name: x.clone()}))
     stack(IDS)
     stream = stack.model.embed_tokens(IDS)
     for i in range(2):

@@ -8,6 +8,7 @@ import torch
 from explorer.catalogue import Catalogue
 from explorer.engine.parts import find_parts
 from explorer.engine.points import Convention, find_taps
+from explorer.engine.rows import ChangedRows
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.reads import reads
 
@@ -34,9 +35,9 @@ def run(stack: Stack, edits=None, read=(), fused=True) -> tuple[torch.Tensor, di
     taps, seen, handles = find_taps(find_parts(stack, reads), SHAPE, Convention(fused, by_group=False)), {}, []
 
     def handler(name):
-        def handle(x):
+        def handle(_, x):
             seen[name] = x.clone()
-            return (edits or {}).get(name)
+            return ChangedRows(*edits[name]) if name in (edits or {}) else None
 
         return handle
 
@@ -45,7 +46,7 @@ def run(stack: Stack, edits=None, read=(), fused=True) -> tuple[torch.Tensor, di
             handles.append(taps[name].attach(handler(name)))
             seen[name] = torch.empty(0)
     out = stack(IDS)
-    for handle in handles:
+    for handle in reversed(handles):
         handle.remove()
     assert stack.hooks() == 0
     return out, seen
@@ -137,7 +138,7 @@ def test_only_the_columns_of_the_projection_change():
     projected = []
     handle = stack.model.layers[0].self_attn.attn.register_forward_pre_hook(lambda _, args: projected.append(args))
     taps = find_taps(find_parts(stack, reads), SHAPE)
-    tap = taps["blocks.0.attn.k.hook_out"].attach(lambda x: (torch.tensor([1]), torch.zeros(1, 4)))
+    tap = taps["blocks.0.attn.k.hook_out"].attach(lambda _, x: ChangedRows(torch.tensor([1]), torch.zeros(1, 4)))
     stack(IDS)
     tap.remove()
     handle.remove()
@@ -156,9 +157,9 @@ def test_what_attention_reads_where_its_forward_was_wrapped_already():
     attend.forward = wrapper
     out = stack(IDS)
     q, k = (reads(stack.model.layers[0].self_attn)(i) for i in (0, 1))
-    handles = [q(lambda x: None), k(lambda x: (torch.tensor([1]), torch.zeros(1, 4)))]
+    handles = [q(lambda _, x: None), k(lambda _, x: ChangedRows(torch.tensor([1]), torch.zeros(1, 4)))]
     assert not torch.equal(stack(IDS), out)
-    for handle in handles:
+    for handle in reversed(handles):
         handle.remove()
     assert vars(attend)["forward"] is wrapper
     assert torch.equal(stack(IDS), out) and calls == [3, 3, 3]
@@ -171,9 +172,9 @@ def test_keys_that_another_layer_has_are_not_read():
     layer.forward = lambda positions, hidden_states: layer.o_proj(
         layer.attn.forward(layer.qkv_proj(hidden_states)[0][:, :8], None, None)
     )[0]
-    handles = [reads(layer)(i)(lambda x, i=i: seen.append(i)) for i in range(3)]
+    handles = [reads(layer)(i)(lambda _, x, i=i: seen.append(i)) for i in range(3)]
     stack(IDS)
-    for handle in handles:
+    for handle in reversed(handles):
         handle.remove()
     assert seen == [0]
 

@@ -23,7 +23,7 @@ def engine(monkeypatch):
     """An engine whose worker answers every request with two rows and no captures; `calls` are what it was asked."""
     made = subject.VllmEngine.__new__(subject.VllmEngine)
     made._llm, made._stop_ids, made._shards, made.calls = object(), [], [{}], []
-    made._shares = True
+    made._shares, made._untried = True, False
     made._broken, made._watch = None, SimpleNamespace(died=lambda: None)
     answer = {"captures": {}, "head_rows": pack(torch.zeros(2, 4)), "last_logits": pack(torch.zeros(8)), "edited": {}}
 

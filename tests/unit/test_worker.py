@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from types import SimpleNamespace
@@ -62,7 +63,14 @@ def worker(monkeypatch):
 
     monkeypatch.setattr(internals, "scheduled", scheduled)
     made.uncompiled = []
-    monkeypatch.setattr(internals, "run_uncompiled", lambda: made.uncompiled.append(len(made.steps)))
+
+    @contextlib.contextmanager
+    def uncompiled(inner):
+        made.uncompiled.append(len(made.steps))
+        yield
+
+    monkeypatch.setattr(internals, "uncompiled", uncompiled)
+    monkeypatch.setattr(internals, "compiles_edits", lambda inner: False)
     step(made, nobody=[1, 2, 3])  # the first forward pass is the study's
     made.uncompiled.clear()
     return made

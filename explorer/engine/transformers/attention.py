@@ -113,7 +113,7 @@ def attend(
     """
     read = [query, key, value]
     for which, handler in _readers.get(module, ()):
-        read[which] = _visited(read[which], handler)
+        read[which] = _visited(module, read[which], handler)
     query, key, value = read
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -128,10 +128,10 @@ def attend(
     return torch.matmul(pattern, value).transpose(1, 2).contiguous(), None
 
 
-def _visited(x: torch.Tensor, handler: Handler) -> torch.Tensor:
+def _visited(module: nn.Module, x: torch.Tensor, handler: Handler) -> torch.Tensor:
     by_row = x.transpose(1, 2)
-    edited = handler(flat(by_row, 2))
-    return x if edited is None else replace(by_row, edited, 2).transpose(1, 2)
+    changed = handler(module, flat(by_row, 2))
+    return x if changed is None else replace(by_row, changed, 2).transpose(1, 2)
 
 
 def _gptj(modeling: Any) -> type[nn.Module]:

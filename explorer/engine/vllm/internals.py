@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import inspect
@@ -14,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -255,14 +257,139 @@ def cache_bytes(runner: Any) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def run_uncompiled() -> None:
-    """Let the layers of this forward pass run as they are written, not as vLLM compiled or recorded them."""
+@contextmanager
+def uncompiled(inner: nn.Module) -> Iterator[None]:
+    """Let the layers of this forward pass run as they are written, not as vLLM compiled or recorded them.
+
+    On a GPU with vLLM's own kernels, as in eager mode: a compiled model leaves norms and the like to the compiler.
+    """
     from vllm.config import CUDAGraphMode
     from vllm.forward_context import get_forward_context
 
     context = get_forward_context()
     context.skip_compiled = True
     context.cudagraph_runtime_mode = CUDAGraphMode.NONE
+    operations = [] if on_cpu() else _left_to_the_compiler(inner)
+    for operation in operations:
+        operation._forward_method = operation.forward_cuda
+    try:
+        yield
+    finally:
+        for operation in operations:
+            operation._forward_method = operation.forward_native
+
+
+def _left_to_the_compiler(inner: nn.Module) -> list[Any]:
+    """The operations that have a kernel of vLLM's and do not use it."""
+    from vllm.model_executor.custom_op import CustomOp
+
+    return [
+        module
+        for module in inner.modules()
+        if isinstance(module, CustomOp)
+        and module._forward_method == module.forward_native
+        and type(module).forward_cuda is not CustomOp.forward_cuda
+    ]
+
+
+def compiles_edits(inner: nn.Module) -> bool:
+    """Whether edits go into a compiled graph of this decoder: on a GPU, where what runs uncompiled is slow.
+
+    On a CPU it gains little, and with vLLM 0.32 GPT-2's graph with edits reads memory that was freed.
+    """
+    return not on_cpu() and getattr(inner, "do_not_compile", True) is False
+
+
+def most_rows(runner: Any) -> int:
+    """The most rows in one forward pass, with those that vLLM pads a recorded graph with."""
+    sizes = runner.compilation_config.cudagraph_capture_sizes or ()
+    return max(runner.max_num_tokens, *sizes, 1)
+
+
+class Twin:
+    """A decoder compiled a second time, with something attached; it has the same modules and weights.
+
+    Compiled in the first forward pass, or loaded from vLLM's cache. On a GPU each batch size is recorded when it first
+    comes, once.
+    """
+
+    def __init__(self, runner: Any, inner: nn.Module, attach: Callable[[], Sequence[Any]]) -> None:
+        from vllm.compilation.backends import set_model_tag
+        from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
+        from vllm.config import set_current_vllm_config
+
+        self._runner = runner
+        self._attach: Callable[[], Sequence[Any]] | None = attach
+        self._recorded: set[Any] = set()
+        self._places = [
+            (parent, name)
+            for parent in runner.get_model().modules()
+            for name, child in parent.named_children()
+            if child is inner
+        ]
+        twin: Any = copy(inner)
+        config = copy(runner.vllm_config)  # by this vLLM's cache tells the two apart
+        own = {**config.additional_config["explorer"], "attached": True}
+        config.additional_config = {**config.additional_config, "explorer": own}
+        vars(twin).pop("aot_compiled_fn", None)
+        twin.vllm_config = config
+        twin.was_aot_compile_fn_loaded_from_disk = False
+        twin.compiled = False
+        with set_current_vllm_config(config), set_model_tag("explorer"):
+            TorchCompileWithNoGuardsWrapper.__init__(twin)
+        self._module: nn.Module = twin
+
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """Let `forward` run it in place of the decoder."""
+        from vllm.config import CUDAGraphMode
+        from vllm.forward_context import get_forward_context
+
+        context = get_forward_context()
+        replays = context.cudagraph_runtime_mode != CUDAGraphMode.NONE
+        replays = replays and self._runner.compilation_config.cudagraph_mode.has_piecewise_cudagraphs()
+        context.cudagraph_runtime_mode = CUDAGraphMode.NONE
+        with self._in_place():
+            if not replays:
+                return forward()
+            # one graph for any number of requests: attention is not part of it
+            size = dataclasses.replace(context.batch_descriptor, num_reqs=None, uniform=False)
+            if size not in self._recorded:
+                forward()  # what is made ready in a first pass cannot be while a graph is recorded
+                context.cudagraph_runtime_mode, context.batch_descriptor = CUDAGraphMode.PIECEWISE, size
+                with _recording(self._runner.device):
+                    forward()
+                self._recorded.add(size)
+            context.cudagraph_runtime_mode, context.batch_descriptor = CUDAGraphMode.PIECEWISE, size
+            return forward()
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        attached = self._attach() if self._attach is not None else ()
+        decoders = [parent._modules[name] for parent, name in self._places]
+        for parent, name in self._places:
+            parent._modules[name] = self._module
+        try:
+            yield
+            self._attach = None  # it is compiled
+        finally:
+            for (parent, name), decoder in zip(self._places, decoders, strict=True):
+                parent._modules[name] = decoder
+            for handle in reversed(attached):
+                handle.remove()
+
+
+@contextmanager
+def _recording(device: torch.device) -> Iterator[None]:
+    """vLLM records graphs meanwhile."""
+    from vllm.compilation.monitor import set_cudagraph_capturing_enabled
+    from vllm.distributed.parallel_state import graph_capture
+
+    set_cudagraph_capturing_enabled(True)
+    try:
+        with graph_capture(device=device):
+            yield
+    finally:
+        set_cudagraph_capturing_enabled(False)
 
 
 def attention_module(module: nn.Module) -> nn.Module | None:
@@ -704,6 +831,10 @@ class Lifetime:
     def left(self) -> None:
         """An engine was freed."""
         give_back_memory()
+        platforms = sys.modules.get("vllm.platforms")
+        if platforms is not None and torch.cuda.is_initialized():
+            # where CUDA graphs have their memory: with its graphs gone it may not be used again, but vLLM would
+            type(platforms.current_platform)._global_graph_pool = None
         with self._lock:
             self._engines -= 1
             if self._engines:

@@ -24,6 +24,7 @@ from ..study import judge, read
 from . import internals
 from .blocks import Blocks
 from .processes import end_with_parent, ignore_interrupts
+from .program import Program
 from .reads import TRIED, reads
 from .shards import cut, partial_sums, shard_of
 from .wire import pack, received, share, unpack, unpack_edit
@@ -60,6 +61,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             self._parts = replace(self._parts, norm=None)
         self._shape, self._here = self._sizes(whole)
         self._taps = find_taps(self._parts, self._here)
+        self._program: Program | None = None  # of a compiled model
         self._missing: dict[str, str] | None = None  # the first forward pass shows it
         self._refused: str | None = None
         catalogue = Catalogue(self._shape, apart=True)
@@ -185,7 +187,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             logits = self._head(received(rows).to(device))
         if logits is None or self._place.rank:
             return None
-        logits = to_host(logits, torch.float32)
+        logits = logits.float() if device.type == "cpu" else to_host(logits, torch.float32)
         wait_for(device)
         return share(logits) if shared else pack(logits)
 
@@ -206,6 +208,17 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         """Count from nothing again."""
         self._rows.fired.clear()
 
+    def explorer_begin_trial(self) -> bool:
+        """Whether edits go into a compiled graph here. They are to be tried; what fires meanwhile is not counted."""
+        self._before_trial = self._rows.fired.copy()
+        return self._program is not None
+
+    def explorer_end_trial(self, passed: bool) -> None:
+        """What came of it; without `passed` edits stay out of the graph from now on."""
+        self._rows.fired = self._before_trial
+        if not passed:
+            self._program = None
+
     def explorer_detach(self) -> None:
         """Forget every request. Nothing is attached to the model while no forward pass runs."""
         self._rows.held.clear()
@@ -214,14 +227,24 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
 
     def _study(self, forward: Callable[[], Any]) -> Any:
         """The first forward pass: every hook point is read, to see by which convention and which are missing."""
-        internals.run_uncompiled()
         result, reading = read(self._parts, self._here, TRIED, forward)
         try:
             self._taps, missing = judge(self._parts, self._here, reading, {})
             self._missing = missing | (partial_sums(self._parts) if self._place.ranks > 1 else {})
+            self._compile()
         except BootError as error:
             self._refused = str(error)
         return result
+
+    def _compile(self) -> None:
+        """Have the edits in the graph, where the model is compiled."""
+        if internals.compiles_edits(self._parts.inner):
+            catalogue = Catalogue(self._shape, self._missing, apart=self._parts.apart)
+            taps = {
+                name: tap for name, tap in self._taps.items() if catalogue[name].editable and catalogue[name].available
+            }
+            dtype = self.vllm_config.model_config.dtype
+            self._program = Program(self.model_runner, self._parts, taps, self._rows, dtype)
 
     def _step(self, forward: Callable[[], Any]) -> Any:
         self._spans, ours = [], {}
@@ -241,15 +264,18 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         return hidden
 
     def _forward(self, forward: Callable[[], Any], ours: list[Span]) -> Any:
+        work = self._rows.work(ours)
+        studies = self._missing is None and self._refused is None and bool(self._spans)
+        if not work and not studies:
+            return forward()
+        if self._program is not None and self._program.set(work):
+            return self._program.run(forward)
         with contextlib.ExitStack() as attached:
-            work = self._rows.work(ours)
-            if work:
-                internals.run_uncompiled()
+            attached.enter_context(internals.uncompiled(self._parts.inner))
             for name, spans in work.items():
                 handle = self._taps[name].attach(partial(self._rows.handle, name, spans))
                 attached.callback(handle.remove)
-            unknown = self._missing is None and self._refused is None
-            return self._study(forward) if unknown and self._spans else forward()
+            return self._study(forward) if studies else forward()
 
     def _keep_logits(self, logits: torch.Tensor) -> None:
         spans, self._spans = self._spans, []
