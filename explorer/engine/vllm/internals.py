@@ -578,6 +578,7 @@ def _processes(executor: Any) -> list[Any]:
 def watch(llm: Any) -> Watch:
     """A watch over an engine's worker processes."""
     executor = _executor(llm)
+    executor.explorer_sockets = _sockets(executor)  # it forgets them when it sees a worker die
     return Watch(
         _processes(executor), lambda: not executor.is_failed and bool(getattr(executor, "shutting_down", False))
     )
@@ -676,12 +677,16 @@ def _shut(executor: Any) -> None:
     Up to 0.26 vLLM leaves the queues' sockets to the garbage collector: one with a message that nobody took any more
     makes it wait for ever.
     """
-    queues = [getattr(executor, "rpc_broadcast_mq", None), *(getattr(executor, "response_mqs", None) or ())]
-    sockets = [getattr(queue, name, None) for queue in queues for name in ("local_socket", "remote_socket")]
+    sockets = getattr(executor, "explorer_sockets", None) or _sockets(executor)
     executor.shutdown()
     for socket in sockets:
-        if socket is not None:
-            socket.context.destroy(linger=0)
+        socket.context.destroy(linger=0)
+
+
+def _sockets(executor: Any) -> list[Any]:
+    queues = [getattr(executor, "rpc_broadcast_mq", None), *(getattr(executor, "response_mqs", None) or ())]
+    sockets = [getattr(queue, name, None) for queue in queues for name in ("local_socket", "remote_socket")]
+    return [socket for socket in sockets if socket is not None]
 
 
 def import_class(architecture: str) -> None:
