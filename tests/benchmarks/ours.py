@@ -21,7 +21,7 @@ import psutil
 
 import explorer
 
-from .plain import KV_BYTES
+from .plain import room
 
 CLEAN = "When Mary and John went to the store, John gave a drink to"
 CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
@@ -91,7 +91,7 @@ def main(model: str, dtype: str, mode: str) -> None:
     os.dup2(2, 1)  # progress is printed on stdout
 
     def boot() -> explorer.Session:
-        return explorer.boot(model, dtype=dtype, mode=mode, max_model_len=2048, kv_cache_memory_bytes=KV_BYTES)
+        return explorer.boot(model, dtype=dtype, mode=mode, max_model_len=2048, **room())
 
     def answer(value: Any) -> None:
         print(json.dumps(value, default=str), file=answers, flush=True)

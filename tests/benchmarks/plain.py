@@ -10,8 +10,16 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 KV_BYTES = 600 * 2**20
+
+
+def room() -> dict[str, Any]:
+    """What each of the processes may take: on a GPU vLLM would have almost all of it free."""
+    import torch
+
+    return {"kv_cache_memory_bytes": KV_BYTES} | ({"gpu_memory_utilization": 0.2} if torch.cuda.is_available() else {})
 
 
 def main(folder: str, dtype: str, mode: str) -> None:
@@ -29,7 +37,7 @@ def main(folder: str, dtype: str, mode: str) -> None:
         skip_tokenizer_init=True,
         max_model_len=2048,
         max_num_batched_tokens=2048,
-        kv_cache_memory_bytes=KV_BYTES,
+        **room(),
     )
     print('"ready"', file=answers, flush=True)
     for line in sys.stdin:
