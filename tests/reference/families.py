@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from transformers.models.gptj.modeling_gptj import GPTJAttention
+
 
 @dataclass(frozen=True)
 class Family:
@@ -53,7 +55,15 @@ GPT2 = Family(
     mid="ln_2",
     neurons="mlp.c_proj",
 )
-GPTJ = replace(GPT2, qkv=LLAMA.qkv, o="out_proj", reads="GPTJAttention._attn", mid=None, neurons="mlp.fc_out")
+GPTJ = replace(
+    GPT2,
+    qkv=LLAMA.qkv,
+    o="out_proj",
+    # transformers 5.24 has it as in the other models' files
+    reads="GPTJAttention._attn" if hasattr(GPTJAttention, "_attn") else LLAMA.reads,
+    mid=None,
+    neurons="mlp.fc_out",
+)
 GPT_NEOX = Family(
     inner="gpt_neox",
     embed="embed_in",
