@@ -52,7 +52,8 @@ def boot(
         model: a bundled name (`smollm2-135m`), a hub id, or a folder.
         engine: `vllm`, `transformers`, or `auto`: vLLM where it is installed, else transformers, and a line says so.
         mode: `eager` (None is that too), or `compiled`: vLLM's compiled graphs stay on wherever nothing is captured or
-            edited, and a step that does either runs the same layers uncompiled. The first compiled boot takes longer.
+            edited, and a step that does either runs the same layers uncompiled (on one GPU edits have a compiled graph
+            too, made at the first of them). The first compiled boot takes longer.
         tokenizer: a folder, a hub id or a transformers tokenizer, when it is not the model's own.
         dtype: None is the checkpoint's own; else `float32`, `bfloat16` or `float16`.
         gpu_memory_utilization: the share of a GPU's memory that vLLM may take. On a CPU the key-value cache is sized

@@ -94,10 +94,11 @@ class Rows:
     """The live requests of an engine, and what to do with their rows at each hook point."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """`shapes` are the hook points that can be tapped, with their shape a token."""
+        """`shapes` are the hook points that can be tapped, in forward order, with their shape a token."""
         self.held: dict[str, Held] = {}
         self.fired: Counter[str] = Counter()  # hook -> passes in which it fired with something to do
         self._shapes = shapes
+        self._order = {name: number for number, name in enumerate(shapes)}
 
     def prepare(self, edits: Sequence[RowEdit], capture: Sequence[str], stays: bool = False, rows: int = 0) -> Held:
         """What to hold for a request. ValueError for a hook point that has no tap, and for an edit that fits none."""
@@ -118,12 +119,12 @@ class Rows:
             self.held.pop(key, None)
 
     def work(self, spans: Sequence[Span]) -> dict[str, list[Span]]:
-        """The hook points where this pass has something to do, and for whom."""
+        """The hook points where this pass has something to do, and for whom; in forward order, as taps must attach."""
         work: dict[str, list[Span]] = {}
         for span in spans:
             for name in dict.fromkeys((*span.held.edits, *span.held.capture)):
                 work.setdefault(name, []).append(span)
-        return work
+        return {name: work[name] for name in sorted(work, key=self._order.__getitem__)}
 
     def handle(self, name: str, spans: Sequence[Span], _: nn.Module, x: torch.Tensor) -> ChangedRows | None:
         """Edit, then capture, the rows `(rows, width)` of one hook point; returns those that edits changed."""
@@ -229,8 +230,8 @@ def to_host(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
 
     Into page-locked memory, which PyTorch keeps and gives out again: a tenth of the time of a copy to any other.
     """
-    if x.device.type == "cpu":
-        return x.to(dtype or x.dtype, copy=True)
+    if x.device.type != "cuda":
+        return x.to("cpu", dtype or x.dtype, copy=True)
     return torch.empty(x.shape, dtype=dtype or x.dtype, pin_memory=PINS).copy_(x, non_blocking=True)
 
 

@@ -120,11 +120,11 @@ def test_an_error_inside_a_pass(either: explorer.Session, clean: Callable[[], No
     own = holder(either)._rows
     handle, calls = own.handle, []
 
-    def failing(name: str, spans: Any, x: torch.Tensor) -> Any:
+    def failing(name: str, spans: Any, module: Any, x: torch.Tensor) -> Any:
         calls.append(name)
         if name == "blocks.1.hook_out":
             raise RuntimeError("out of luck")
-        return handle(name, spans, x)
+        return handle(name, spans, module, x)
 
     with mock.patch.object(own, "handle", failing), pytest.raises(RuntimeError, match="out of luck"):
         either.generate([IDS, IDS[:4]], SPEC | {"blocks.1.hook_out": {"op": "suppress"}}, 5, capture="all")

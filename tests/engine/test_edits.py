@@ -250,3 +250,18 @@ def test_suppress_zeroes_infinity_and_nan(either: explorer.Session) -> None:
     )
     assert bool((healed[hooks[2]] == 0).all()) and bool((healed[hooks[3]] == 0).all())
     assert bool((healed.logits == 0).all())  # the head of a stream of zeros
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_two_hooks_of_one_module_in_either_order(booted: Callable[..., explorer.Session], engine: str) -> None:
+    """Granite multiplies what the MLP puts out before it is added: both are hook points of one module."""
+    session = booted("granite", engine=engine)
+    added, output = "blocks.1.hook_mlp_out", "blocks.1.mlp.hook_out"
+    specs = [{added: {"op": "suppress"}}, {output: {"op": "set", "value": 1.0}}]
+    alone, *both, clean = session.run(
+        [IDS] * 4, [specs[0], specs[0] | specs[1], specs[1] | specs[0], None], capture=[output, added]
+    )
+    assert torch.equal(alone[output], clean[output]) and not alone[added].any()
+    for run in both:
+        assert bool((run[output] == 1).all()) and not run[added].any()
+        assert torch.equal(run.logits, alone.logits)

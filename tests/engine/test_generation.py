@@ -219,3 +219,11 @@ def test_an_edit_that_the_generation_never_came_to_is_an_error(either: explorer.
     with pytest.raises(SpecError, match=r"prompt 2: edit 1 .* it matched no row"):
         either.generate([IDS, IDS], [None, late], max_new_tokens=9, stop=word)
     assert same(either.generate(IDS, max_new_tokens=9), free)
+
+
+def test_an_end_of_text_by_keyword(llama: explorer.Session) -> None:
+    written = llama.generate(IDS, max_new_tokens=6).generated
+    end = next(token for token in written[1:] if token != written[0])
+    first = written.index(end)
+    with explorer.boot(llama.model_path, max_model_len=64, override_generation_config={"eos_token_id": end}) as session:
+        assert session.generate(IDS, max_new_tokens=6).generated == written[: first + 1]

@@ -197,3 +197,11 @@ def test_the_last_logits_of_who_goes_on_and_who_is_over():
     keep_last_logits([Span(going, 0, 1, 3)], logits[1:2])
     logits.zero_()  # vLLM's sampler works in place
     assert torch.equal(going.last_logits, before)
+
+
+def test_hook_points_have_their_turn_in_forward_order():
+    rows = Rows({"first": (6,), "second": (6,), "third": (6,)})
+    one = rows.prepare([RowEdit("second", "suppress", (0,)), RowEdit("first", "suppress", (0,))], ())
+    other = rows.prepare([], ("third", "first"))
+    spans = [Span(one, 0, 3, 0), Span(other, 3, 3, 0)]
+    assert list(rows.work(spans)) == list(rows.work(spans[::-1])) == ["first", "second", "third"]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...catalogue import Catalogue
 from ...errors import BootError, Cancelled
 from ...given import first_line, short
 from ...hooks import ModelShape
@@ -102,7 +103,8 @@ class TransformersEngine:
         layers = self._parts.layers.items()
         treated = {i: attention.describe(layer.attention, i, self._parts.inner) for i, layer in layers}
         self._taps, missing = self._study(shape, treated, min(STUDIED, length, shape.d_vocab))
-        self._rows = Rows({name: tap.shape for name, tap in self._taps.items()})
+        points = Catalogue(shape, apart=True)
+        self._rows = Rows({point.name: self._taps[point.name].shape for point in points if point.name in self._taps})
         self.model = Model(
             shape=shape,
             dtype=getattr(torch, dtype),

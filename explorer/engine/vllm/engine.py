@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...catalogue import Catalogue
+from ...catalogue import Catalogue, HookPoint
 from ...errors import BootError, Cancelled, EngineError
 from ...resolve import RowEdit
 from ..protocol import Request, Result, unknown_parameter
@@ -41,6 +41,7 @@ class VllmEngine:
             try:
                 progress("first forward pass")
                 self._first_pass()
+                self._stop_ids = list(dict.fromkeys([*stop_ids, *internals.configured_stops(self._llm)]))
                 self.model, self._shards = describe(self._llm)
                 self._warm_up()
                 self._untried = True  # edits in the compiled graph
@@ -104,7 +105,7 @@ class VllmEngine:
         catalogue = Catalogue(self.model.shape, self.model.missing, apart=self.model.apart)
         hooks = [p.name for p in catalogue if p.editable and p.available]
         ids = tuple(range(min(16, self.model.max_model_len - 1, self.model.shape.d_vocab)))
-        edits = tuple(RowEdit(name, "scale", (i % len(ids),), factor=0.5) for i, name in enumerate(hooks))
+        edits = tuple(_tried(i, catalogue[name], len(ids)) for i, name in enumerate(hooks))
         requests = [Request("in graph", ids, edits), Request("as written", ids, edits, capture=(hooks[0],))]
         got, want = (self.execute([r], lambda done, total: None, lambda: False)[0].head_rows.double() for r in requests)
         return float(((got - want).norm(dim=-1) / want.norm(dim=-1)).max())
@@ -253,6 +254,14 @@ class VllmEngine:
             for name, given in answer["captures"].items():
                 pieces.setdefault(name, []).append((shards[name], received(given)))
         return pieces
+
+
+def _tried(i: int, point: HookPoint, rows: int) -> RowEdit:
+    """The edit that a hook point is tried with, the `i`-th of them: every op, and single heads where there are any."""
+    at, heads = (i % rows,), None if point.heads is None else (0,)
+    if i % 3 == 0:
+        return RowEdit(point.name, "scale", at, heads, factor=0.5)
+    return RowEdit(point.name, ("add", "set")[i % 3 - 1], at, heads, value=torch.full((1, 1, 1), 0.25))
 
 
 def _first(name: str, answers: Sequence[dict[str, Any]]) -> Any:

@@ -626,6 +626,13 @@ def add(llm: Any, request_id: str, ids: Sequence[int], **sampling: Any) -> None:
     )
 
 
+def configured_stops(llm: Any) -> list[int]:
+    """The ids that end a generation by the configuration that vLLM uses, which a keyword may have changed."""
+    config = llm.llm_engine.model_config
+    ends = {**config.try_get_generation_config(), **config.override_generation_config}.get("eos_token_id")
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
 def abort(llm: Any, request_ids: list[str]) -> None:
     """Drop queued and running requests."""
     _core(llm).abort_requests(request_ids)

@@ -70,7 +70,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             for name, tap in self._taps.items()
         }
         self._elsewhere = {point.name for point in catalogue} - set(self._taps) if place.stages > 1 else set()
-        self._rows = Rows({name: tap.shape for name, tap in self._taps.items()})
+        self._rows = Rows({point.name: self._taps[point.name].shape for point in catalogue if point.name in self._taps})
         self._blocks = Blocks(self.model_runner)
         self._spans: list[Span | None] = []
         internals.prepare_stage(self.model_runner)
@@ -237,14 +237,20 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         return result
 
     def _compile(self) -> None:
-        """Have the edits in the graph, where the model is compiled."""
-        if internals.compiles_edits(self._parts.inner):
+        """Have the edits in the graph, where the model is compiled and held by one worker.
+
+        Several would each decide by what they hold of an edit, but all have to run the same.
+        """
+        alone = self._place.ranks == self._place.stages == 1
+        if alone and internals.compiles_edits(self._parts.inner):
             catalogue = Catalogue(self._shape, self._missing, apart=self._parts.apart)
-            taps = {
-                name: tap for name, tap in self._taps.items() if catalogue[name].editable and catalogue[name].available
-            }
+            chosen = [point.name for point in catalogue if point.editable and point.available]
+            taps = {name: self._taps[name] for name in chosen}
             dtype = self.vllm_config.model_config.dtype
-            self._program = Program(self.model_runner, self._parts, taps, self._rows, dtype)
+            try:
+                self._program = Program(self.model_runner, self._parts, taps, self._rows, dtype)
+            except Exception as error:  # whatever this vLLM's compiler has against a second decoder
+                log.warning("this model's graph cannot take edits (%s): they run uncompiled instead", error)
 
     def _step(self, forward: Callable[[], Any]) -> Any:
         self._spans, ours = [], {}
@@ -259,6 +265,8 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             outputs = internals.stage_outputs(hidden)
         finally:  # a pass that failed may have written to the cache before
             self._blocks.watch(ours, outputs)
+            if outputs is None or not self._place.last_stage:  # nobody asks for logits, and what they hold is large
+                self._spans = []
         if self._place.last_stage:
             keep_head_rows(list(ours.values()), hidden)
         return hidden
