@@ -58,7 +58,8 @@ def boot(
         dtype: None is the checkpoint's own; else `float32`, `bfloat16` or `float16`.
         gpu_memory_utilization: the share of a GPU's memory that vLLM may take. On a CPU the key-value cache is sized
             for `max_model_len` and one batch instead (`kv_cache_memory_bytes` sets it).
-        max_model_len: the longest prompt plus generation, in tokens; None is the model's own.
+        max_model_len: the longest prompt plus generation, in tokens, a prompt alone counting as one more; None is the
+            model's own.
         max_num_batched_tokens: tokens in one forward pass; longer prompts run in chunks.
         tensor_parallel_size, pipeline_parallel_size: worker processes that share heads and neurons, and layers; see
             docs/parallel.md.

@@ -192,6 +192,8 @@ class Session:
 
     def explore(self, prompt: str = "The Eiffel Tower is in the city of") -> Any:
         """The workbench on this session, as a widget: show it as the last line of a cell."""
+        if self.jobs.closed:
+            raise SessionClosed(GONE)
         try:
             from widgets import explore
         except ImportError as error:

@@ -38,14 +38,16 @@ def one_boot() -> Iterator[None]:
 
 @contextmanager
 def state_kept() -> Iterator[None]:
-    """Meanwhile the random state may change, and `sys.excepthook`: torch's process groups replace it, for good."""
+    """Meanwhile the random state may change, `sys.excepthook` (torch's process groups replace it, for good), and what
+    logs are written to: some library's `logging.warning` would set up the root logger, and all of vLLM's lines with it.
+    """
     seeds = (random.getstate(), np.random.get_state(), torch.get_rng_state())
     gpu_seeds = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    hook = sys.excepthook
+    hook, handlers = sys.excepthook, logging.root.handlers[:]
     try:
         yield
     finally:
-        sys.excepthook = hook
+        sys.excepthook, logging.root.handlers[:] = hook, handlers
         random.setstate(seeds[0])
         np.random.set_state(seeds[1])
         torch.set_rng_state(seeds[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import platform
 import subprocess
 import sys
@@ -21,6 +22,13 @@ def test_vllm_finds_a_descriptor_where_stdout_has_none(monkeypatch):
     with process.stdout_with_descriptor():  # nothing else changes
         print("hello")
     assert sys.stdout.getvalue() == "hello\n"
+
+
+def test_a_boot_leaves_the_logs_as_they_were():
+    before = logging.root.handlers[:]
+    with process.state_kept():
+        logging.root.addHandler(logging.StreamHandler())  # as some library's logging.warning does
+    assert logging.root.handlers == before
 
 
 PAGES = 24 * 2**20 // 4096  # of four blocks of 6 MiB, and a little more

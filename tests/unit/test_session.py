@@ -202,6 +202,7 @@ def test_closing(engine):
         lambda: session.run(A),
         lambda: session.compare(A, None),
         lambda: session.generate(A, max_new_tokens=1),
+        session.explore,
     ):
         with pytest.raises(SessionClosed, match="the session is closed"):
             ask()

@@ -162,7 +162,8 @@ class TransformersEngine:
 
     def parameter(self, name: str) -> torch.Tensor:
         """See `Engine.parameter`."""
-        tensors = dict(self._lm.named_parameters()) | dict(self._lm.named_buffers())
+        tied = dict(self._lm.named_parameters(remove_duplicate=False))  # one tensor under several names
+        tensors = tied | dict(self._lm.named_buffers())
         if name not in tensors:
             raise unknown_parameter(name, difflib.get_close_matches(name, tensors))
         return tensors[name].detach().cpu().clone()  # type: ignore[no-any-return]
