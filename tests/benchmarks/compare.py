@@ -33,7 +33,7 @@ class Side:
 
     def __init__(self, module: str, *arguments: str) -> None:
         command = [sys.executable, "-m", f"tests.benchmarks.{module}", *arguments]
-        noise = None if module == "ours" else subprocess.DEVNULL  # our own errors are to be read
+        noise = subprocess.DEVNULL if module == "plain" else None  # our own errors are to be read
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise, text=True
         )
@@ -91,11 +91,13 @@ def sizes(prompts: Sequence[Sequence[int]]) -> str:
 def bench(model: str, dtype: str, mode: str, rounds: int = 1, only: str = "") -> dict[str, Any]:
     """Boot them in one mode, measure every case that has `only` in its name, print the table."""
     folder = str(resolve(model))
+    boots = Side("boots", folder, dtype, mode)
+    booted = boots.about
+    boots.close()
     modules = ("plain", "ours", "ours", "plain") * rounds
     sides = [Side(module, folder, dtype, mode) for module in modules]
     plain, ours = ([side for side, of in zip(sides, modules, strict=True) if of == kind] for kind in ("plain", "ours"))
     about = ours[0].about
-    booted = about["boot"]
     print(
         f"\n{mode}: first boot {booted['first_boot_s']:.1f} s, second {booted['boot_s']:.1f} s; "
         f"{booted['memory_gib']:.2f} GiB in memory; first run {booted['first_run_ms']:.0f} ms, tenth "

@@ -1,6 +1,6 @@
 """Ours in a process of its own, timed on request: every case that has a price.
 
-Writes one line of JSON about the boot and the cases, then answers each line of stdin, a case's number, with the seconds
+Writes one line of JSON about the cases, then answers each line of stdin, a case's number, with the seconds
 that the case took.
 """
 
@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 import explorer
 
@@ -85,33 +83,26 @@ def drawn(length: int) -> list[int]:
     return random.Random(length).sample(range(100, 1000), length)
 
 
+def boot(model: str, dtype: str, mode: str) -> explorer.Session:
+    """The session that is measured."""
+    return explorer.boot(model, dtype=dtype, mode=mode, max_model_len=2048, **room())
+
+
 def main(model: str, dtype: str, mode: str) -> None:
-    """Boot twice, measure that, then serve until stdin ends."""
+    """Boot once, as plain vLLM does (what a second boot finds in memory is slower for good), serve until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # progress is printed on stdout
-
-    def boot() -> explorer.Session:
-        return explorer.boot(model, dtype=dtype, mode=mode, max_model_len=2048, **room())
 
     def answer(value: Any) -> None:
         print(json.dumps(value, default=str), file=answers, flush=True)
 
-    first_boot = seconds(lambda: boot().close())
-    start = time.perf_counter()
-    with boot() as session, tempfile.TemporaryDirectory() as folder:
-        booted = {
-            "first_boot_s": first_boot,
-            "boot_s": time.perf_counter() - start,
-            "memory_gib": psutil.Process().memory_info().rss / 2**30,
-        }
-        runs = [seconds(lambda: session.run("The Eiffel Tower is in the city of")) * 1e3 for _ in range(10)]
-        booted |= {"first_run_ms": runs[0], "tenth_run_ms": runs[9]}
+    with boot(model, dtype, mode) as session, tempfile.TemporaryDirectory() as folder:
         served = list(cases(session, Path(folder)))
         about = [
             {name: getattr(case, name) for name in ("what", "prompts", "limit", "repeats", "generated")}
             for case in served
         ]
-        answer({"session": session.info, "boot": booted, "cases": about})
+        answer({"session": session.info, "cases": about})
         for line in sys.stdin:
             answer(seconds(served[int(line)].ask))
 
