@@ -257,11 +257,14 @@ class VllmEngine:
 
 
 def _tried(i: int, point: HookPoint, rows: int) -> RowEdit:
-    """The edit that a hook point is tried with, the `i`-th of them: every op, and single heads where there are any."""
-    at, heads = (i % rows,), None if point.heads is None else (0,)
-    if i % 3 == 0:
+    """The edit that a hook point is tried with, the `i`-th of them: every op, and single heads where there are any.
+
+    Only single heads are set: to set a row of the stream would hide whatever came before.
+    """
+    at, heads, value = (i % rows,), None if point.heads is None else (0,), torch.full((1, 1, 1), 0.25)
+    if i % 2:
         return RowEdit(point.name, "scale", at, heads, factor=0.5)
-    return RowEdit(point.name, ("add", "set")[i % 3 - 1], at, heads, value=torch.full((1, 1, 1), 0.25))
+    return RowEdit(point.name, "add" if heads is None or i % 4 else "set", at, heads, value=value)
 
 
 def _first(name: str, answers: Sequence[dict[str, Any]]) -> Any:
