@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 TESTS ?=
 PY := .venv/bin/python
 
-.PHONY: help setup demo test check bench versions screenshot chromium clean
+.PHONY: help setup demo test check bench gpu-bundle versions screenshot chromium clean
 
 help:
 	@echo "make setup       make .venv, install, fetch and convert the bundled model (seconds the second time)"
@@ -15,6 +15,7 @@ help:
 	@echo "make test        every test: unit, engine, browser; coverage of explorer/"
 	@echo "make check       ruff and mypy"
 	@echo "make bench       cost against plain vLLM"
+	@echo "make gpu-bundle  what an offline GPU machine needs for the GPU suite: docs/gpu.md"
 	@echo "make versions    engine tests on the oldest, one between and the newest vLLM: docs/versions.md (20 GB of disk)"
 	@echo "make screenshot  docs/screenshot.png, from a real JupyterLab"
 	@echo "make clean       remove .venv, .versions and what tests and builds left (not the model cache)"
@@ -35,6 +36,9 @@ check: setup
 
 bench: setup
 	@$(PY) -m tests.benchmarks.compare
+
+gpu-bundle: setup
+	@$(PY) -m tests.gpu.bundle
 
 versions: setup
 	@$(PY) -m scripts.versions

@@ -141,10 +141,10 @@ def ask_plain(session: explorer.Session, batches: list[list[list[int]]], folder:
 
 
 @contextmanager
-def plain_twin(path: str, mode: str = "eager") -> Iterator[Any]:
+def plain_twin(path: str, mode: str = "eager", **asked: Any) -> Iterator[Any]:
     """A plain `vllm.LLM` in this process: all keywords that a session of this folder gives it, but our worker's two."""
     config = read_config(path, {})
-    asked = {"mode": mode, "gpu_memory_utilization": 0.5, "max_num_batched_tokens": 2048}
+    asked = {"mode": mode, "gpu_memory_utilization": 0.5, "max_num_batched_tokens": 2048} | asked
     options = boot.choose(boot.with_mode(asked), path, config, model_shape(config))
     del options["worker_cls"], options["additional_config"]
     with internals.lifetime.booting():

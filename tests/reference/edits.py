@@ -17,7 +17,7 @@ def apply(x: torch.Tensor, edit: dict[str, Any], source: torch.Tensor | None = N
 
     positions = chosen("pos", len(x))
     heads = chosen("head", x.shape[1]) if x.dim() == 3 else [0]
-    value = None if edit.get("value") is None else torch.as_tensor(edit["value"], dtype=x.dtype)
+    value = None if edit.get("value") is None else torch.as_tensor(edit["value"], dtype=x.dtype).to(x.device)
     from_rows = None
     if source is not None:
         from_rows = positions if edit.get("source_pos") is None else chosen_in(edit["source_pos"], len(source))

@@ -86,12 +86,21 @@ class Hooks(contextlib.ExitStack):
 
 
 class Reference:
-    """A transformers model in fp32; `names` are the canonical names of the hook points that it has."""
+    """A transformers model, in fp32 on the CPU unless said; `names` are the canonical names of its hook points.
 
-    def __init__(self, folder: str | Path, exact_gelu: bool = False) -> None:
+    What its passes return is on the CPU.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        exact_gelu: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
         """`exact_gelu`: Bloom's, where transformers approximates it by tanh."""
         model = model_class(AutoConfig.from_pretrained(folder))
-        self.model = model.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        self.model = model.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval().to(device)
         self.config = self.model.config
         if exact_gelu:
             for layer in self.model.transformer.h:
@@ -119,9 +128,9 @@ class Reference:
         }
         with Hooks(edits, sources) as hooks:
             self._hook_model(hooks)
-            out = self.model(input_ids=torch.tensor([list(ids)]), use_cache=False)
+            out = self.model(input_ids=torch.tensor([list(ids)], device=self.model.device), use_cache=False)
         hooks.visit("unembed.hook_out", out.logits[0])
-        return Pass(ids, hooks.rows)
+        return Pass(ids, {name: rows.cpu() for name, rows in hooks.rows.items()})
 
     @torch.no_grad()
     def greedy(
@@ -143,8 +152,10 @@ class Reference:
 
         def normalized(x: torch.Tensor) -> torch.Tensor:
             """By the definition of the norm, before weight and bias."""
-            centred = x - x.mean(-1, keepdim=True) if self.family.centred else x
-            hooks.visit("ln_final.hook_normalized", centred / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt())
+            wide = x.float()
+            centred = wide - wide.mean(-1, keepdim=True) if self.family.centred else wide
+            normal = centred / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+            hooks.visit("ln_final.hook_normalized", normal.to(x.dtype))
             return x
 
         hooks.before(norm, normalized)

@@ -1,0 +1,129 @@
+"""Each op at each editable hook: as in transformers under plain PyTorch hooks, and exact at the hook itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import explorer
+from explorer.catalogue import HookPoint
+
+from ..reference import Reference
+from ..reference.edits import apply
+from .numbers import CLOSE, edits_at, off, worst
+
+Booted = Callable[..., explorer.Session]
+Record = Callable[[str, object], None]
+MODES = ("eager", "compiled")
+MORE_THAN_THEIRS = 1.5
+
+
+def points(session: explorer.Session, layers: Sequence[int]) -> list[HookPoint]:
+    """The hook points of these layers that can be edited, the embedding with them."""
+    return [p for p in session.hooks if p.editable and p.available and (p.layer is None or p.layer in layers)]
+
+
+def specs_at(session: explorer.Session, layers: Sequence[int], ids: Sequence[int]) -> dict[tuple[str, str], Any]:
+    """A spec for each op at each of the `points`."""
+    source = tuple(reversed(ids))
+    return {
+        (point.name, op): {point.name: edit}
+        for point in points(session, layers)
+        for op, edit in edits_at(point, len(ids), source).items()
+    }
+
+
+def test_every_op_at_every_hook_in_fp32(
+    exact: explorer.Session, want: Reference, prompts: Sequence[tuple[int, ...]], record_property: Record
+) -> None:
+    layers, ids = exact.model.shape.layers, prompts[0]
+    specs = specs_at(exact, (0, layers // 2, layers - 1), ids)
+    clean = want.run(ids).logits
+    errors: dict[tuple[str, str], float] = {}
+    hidden = []
+    for (place, spec), run in zip(specs.items(), exact.run([ids] * len(specs), list(specs.values())), strict=True):
+        true = want.run(ids, spec).logits
+        errors[place] = off(run.logits, true)
+        if errors[place] > off(clean, true) / 10:
+            hidden.append(place)
+    record_property("edits", len(errors))
+    record_property("logits", max((error, *place) for place, error in errors.items()))
+    assert not hidden, "whether these did anything cannot be told"
+    assert max(errors.values()) <= CLOSE
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bf16_edits_as_good_as_transformers_bf16(
+    booted: Booted,
+    want: Reference,
+    want_bf16: Reference,
+    prompts: Sequence[tuple[int, ...]],
+    mode: str,
+    record_property: Record,
+) -> None:
+    session, ids = booted(dtype="bfloat16", mode=mode), prompts[0]
+    specs = specs_at(session, (session.model.shape.layers // 2,), ids)
+    pairs: dict[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
+    for (hook, _), spec in specs.items():
+        got = session.run(ids, spec).logits
+        pairs.setdefault(hook, []).append((got, want_bf16.run(ids, spec).logits, want.run(ids, spec).logits))
+    ratios = {}
+    for hook, logits in pairs.items():
+        ours, theirs = worst([(g, w) for g, _, w in logits]), worst([(t, w) for _, t, w in logits])
+        record_property(hook, [ours, theirs])
+        ratios[hook] = ours / theirs
+    record_property("worst ratio", max(ratios.values()))
+    assert max(ratios.values()) <= MORE_THAN_THEIRS, ratios
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_an_edit_leaves_is_what_the_op_says(
+    booted: Booted, prompts: Sequence[tuple[int, ...]], mode: str, record_property: Record
+) -> None:
+    """Bit for bit, in bf16: the edited rows and the ones beside them."""
+    session, ids = booted(dtype="bfloat16", mode=mode), prompts[0]
+    layers = session.model.shape.layers
+    specs = specs_at(session, (0, layers // 2, layers - 1), ids)
+    hooks = list(dict.fromkeys(hook for hook, _ in specs))
+    clean, source = session.run(ids, capture=hooks), session.run(tuple(reversed(ids)), capture=hooks)
+    different = []
+    for (hook, op), spec in specs.items():
+        rows = clean[hook]
+        apply(rows, spec[hook], source[hook])
+        if not torch.equal(session.run(ids, spec, capture=hook)[hook], rows):
+            different.append((hook, op))
+    record_property("edits", len(specs))
+    assert not different
+
+
+def test_a_suppressed_head(
+    exact: explorer.Session, want: Reference, prompts: Sequence[tuple[int, ...]], record_property: Record
+) -> None:
+    ids, layer = prompts[1], exact.model.shape.layers // 2
+    hook, head = f"blocks.{layer}.attn.o.hook_in", exact.model.shape.heads - 1
+    spec = {hook: {"op": "suppress", "head": head}}
+    both = exact.compare(ids, spec, capture=[hook, f"blocks.{layer}.hook_out"])
+    z, before = both.patched[hook], both.clean[hook]
+    assert not z[:, head].any() and torch.equal(z[:, :head], before[:, :head])
+    true = want.run(ids, spec)
+    errors = [off(both.patched[name], true[name]) for name in both.patched.captured]
+    errors.append(off(both.patched.logits, true.logits))
+    record_property("stream and logits", max(errors))
+    assert max(errors) <= CLOSE
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_run_after_an_edit_is_the_one_before(booted: Booted, prompts: Sequence[tuple[int, ...]], mode: str) -> None:
+    session, ids = booted(dtype="bfloat16", mode=mode), prompts[0]
+    before, captured = session.run(ids), session.run(ids, capture="blocks.*.hook_out")
+    editable = {p.name: {"op": "set", "value": 1.0} for p in session.hooks if p.editable and p.available}
+    session.run([ids] * 3, editable, capture="all")
+    for hook in list(editable)[:3]:
+        session.run(ids, {hook: editable[hook]})
+    session.generate(ids, {hook: edit | {"phase": "both"} for hook, edit in editable.items()}, max_new_tokens=3)
+    assert torch.equal(session.run(ids).logits, before.logits)
+    again = session.run(ids, capture="blocks.*.hook_out")
+    assert all(torch.equal(again[name], captured[name]) for name in captured.captured)
