@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -66,7 +66,7 @@ class Held:
     rows: int = 0  # that it will have when its generation does not stop early
     chunks: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
     head_rows: dict[int, torch.Tensor] = field(default_factory=dict)
-    last_logits: torch.Tensor | None = None
+    last_logits: dict[int, torch.Tensor] = field(default_factory=dict)  # of its latest rows, by position
     edited: dict[str, list[int]] = field(default_factory=dict)  # hook -> rows that each of its edits came to
     elsewhere: tuple[str, ...] = ()  # hooks of edits that another pipeline stage applies
 
@@ -85,9 +85,14 @@ class Span:
         return x[self.row : self.row + self.count]
 
     @property
+    def end(self) -> int:
+        """Position of its last row."""
+        return self.start + self.count - 1
+
+    @property
     def last(self) -> bool:
         """Whether its request feeds nothing after this pass."""
-        return self.start + self.count >= self.held.rows
+        return self.end + 1 >= self.held.rows
 
 
 class Rows:
@@ -242,28 +247,54 @@ def wait_for(device: torch.device) -> None:
 
 
 def keep_head_rows(spans: Sequence[Span], hidden: torch.Tensor) -> None:
-    """Keep what the unembedding reads: one copy for all spans of a pass, which are in order."""
+    """Keep what the unembedding reads: one copy for all spans of a pass, which are in order.
+
+    In the host's memory when they are all of their requests' rows, else on the device until they are read.
+    """
     if spans:
         first, end = spans[0].row, spans[-1].row + spans[-1].count
-        copy = to_host(hidden[first:end])
+        whole = all(span.last and not span.start for span in spans)
+        copy = to_host(hidden[first:end]) if whole else hidden[first:end].clone()
         for span in spans:
             keep(span.held.head_rows, span.start, copy[span.row - first : span.row - first + span.count])
 
 
-def keep_last_logits(spans: Sequence[Span | None], logits: torch.Tensor) -> None:
-    """Keep a row of logits `(spans, d_vocab)` for each span, float32: those of requests that are over in the host."""
-    ours = {i: span for i, span in enumerate(spans) if span is not None}
-    over = {i: span.held for i, span in ours.items() if span.last}
-    going = {i: span.held for i, span in ours.items() if not span.last}
-    for which, copy in ((over, to_host), (going, _on_device)):  # a stop may end those too, which is seen later
-        if which:
-            rows = logits if len(which) == len(logits) else logits[list(which)]
-            for held, row in zip(which.values(), copy(rows, torch.float32), strict=True):
-                held.last_logits = row
+class LastLogits:
+    """The logits that requests were served last, each by the position of its row."""
+
+    def __init__(self) -> None:
+        self._going: dict[int, Held] = {}  # by `id`: whose rows are parts of the last batch's
+
+    def keep(self, spans: Sequence[Span | None], logits: torch.Tensor) -> None:
+        """Keep a row of logits `(spans, d_vocab)` for each span: of requests that are over float32, in the host.
+
+        Of the others the latest two: when vLLM runs ahead, one more step has begun before a text is seen to have ended.
+        """
+        ours = {i: span for i, span in enumerate(spans) if span is not None}
+        over = {i: span for i, span in ours.items() if span.last}
+        going = {i: span for i, span in ours.items() if not span.last}
+        for span, row in _copied(over, logits, lambda rows: to_host(rows, torch.float32)):
+            span.held.last_logits = {span.end: row}
+            self._going.pop(id(span.held), None)
+        for span, row in _copied(going, logits, torch.clone):
+            rows = span.held.last_logits
+            while len(rows) > 1:
+                del rows[next(iter(rows))]
+            rows[span.end] = row
+            self._going.pop(id(span.held), None)
+        for held in self._going.values():  # one that left would keep the rows of all others
+            held.last_logits = {position: row.clone() for position, row in held.last_logits.items()}
+        self._going = {id(span.held): span.held for span in going.values()}
 
 
-def _on_device(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x.to(dtype, copy=True)
+def _copied(
+    spans: Mapping[int, Span], logits: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterable[tuple[Span, torch.Tensor]]:
+    """Each span with its row of one copy for all of them: vLLM's sampler works in place."""
+    if not spans:
+        return ()
+    rows = logits if len(spans) == len(logits) else logits[list(spans)]
+    return zip(spans.values(), copy(rows), strict=True)
 
 
 def keep(chunks: dict[int, torch.Tensor], start: int, rows: torch.Tensor) -> None:

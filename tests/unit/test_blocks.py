@@ -81,7 +81,8 @@ class Runner(SimpleNamespace):
         shape = (blocks * parts, 2, 3, 4) if axis == 0 else (2, blocks * parts, 3, 4)
         caches = [torch.full(shape, float("nan")) for _ in range(2)]
         self.axis, self.parts, self.blocks = axis, parts, blocks
-        super().__init__(kv_cache_config=SimpleNamespace(num_blocks=blocks), kv_caches=caches)
+        config = SimpleNamespace(num_blocks=blocks)
+        super().__init__(kv_cache_config=config, kv_caches=caches, device=torch.device("cpu"))
 
     def clean(self) -> set[int]:
         """The blocks without a NaN, as the scheduler counts them; the others are untouched."""

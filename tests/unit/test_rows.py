@@ -10,7 +10,7 @@ from torch import nn
 
 from explorer import EngineError
 from explorer.engine.protocol import Request, Result
-from explorer.engine.rows import Held, Rows, Span, apply, check, join, keep, keep_last_logits
+from explorer.engine.rows import Held, LastLogits, Rows, Span, apply, check, join, keep
 from explorer.resolve import RowEdit
 
 HEADS = (2, 3)
@@ -187,16 +187,28 @@ def test_an_edit_that_missed_a_row_is_an_error(edited, says):
 
 
 def test_the_last_logits_of_who_goes_on_and_who_is_over():
-    over, going = Held({}, (), rows=3), Held({}, (), rows=4)
+    over, going, last = Held({}, (), rows=3), Held({}, (), rows=9), LastLogits()
     logits = torch.randn(3, 5, dtype=torch.bfloat16)
-    keep_last_logits([Span(going, 0, 3, 0), None, Span(over, 3, 2, 1)], logits)
-    for held, i in ((going, 0), (over, 2)):
-        assert held.last_logits.dtype == torch.float32
-        assert torch.equal(held.last_logits, logits[i].float())
-    before = logits[1].float()
-    keep_last_logits([Span(going, 0, 1, 3)], logits[1:2])
-    logits.zero_()  # vLLM's sampler works in place
-    assert torch.equal(going.last_logits, before)
+    last.keep([Span(going, 0, 3, 0), None, Span(over, 3, 2, 1)], logits)
+    assert over.last_logits[2].dtype == torch.float32
+    assert torch.equal(over.last_logits[2], logits[2].float())
+    kept = [logits[0].clone()]
+    for position in (3, 4):
+        kept.append(torch.randn(5).bfloat16())
+        step = kept[-1][None].clone()
+        last.keep([Span(going, 0, 1, position)], step)
+        step.zero_()  # the sampler works in place
+        latest = dict(zip(range(2, position + 1), kept, strict=True)).items()
+        assert [(p, row.tolist()) for p, row in going.last_logits.items()] == [(p, r.tolist()) for p, r in latest][-2:]
+
+
+def test_the_last_logits_of_who_left_keep_no_others():
+    """A text that ends early is read with the rest of its batch, perhaps hundreds of steps later."""
+    first, second, last = Held({}, (), rows=9), Held({}, (), rows=9), LastLogits()
+    for position in (3, 4):
+        last.keep([Span(first, 0, 1, position), Span(second, 1, 1, position)], torch.randn(2, 5))
+    last.keep([Span(second, 0, 1, 5)], torch.randn(1, 5))
+    assert [row.untyped_storage().nbytes() for row in first.last_logits.values()] == [20, 20]
 
 
 def test_hook_points_have_their_turn_in_forward_order():

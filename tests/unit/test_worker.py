@@ -127,7 +127,7 @@ def test_capture_edit_and_plain_requests_share_a_step(worker):
     hidden = step(worker, clean=prompt, nobody=other, patched=prompt)
     torch.testing.assert_close(hidden[:3], stack(torch.tensor(prompt)))
     torch.testing.assert_close(hidden[3:5], plain)
-    clean, patched = worker.explorer_read(["clean", "patched"])
+    clean, patched = worker.explorer_read({"clean": 3, "patched": 3})
     rows = [unpack(a["captures"]["blocks.0.hook_out"]) for a in (clean, patched)]
     assert rows[1][1].eq(0.5).all()
     assert torch.equal(rows[0][[0, 2]], rows[1][[0, 2]])
@@ -149,14 +149,14 @@ def test_a_patch_reads_what_another_request_held(worker):
     ]
     worker.explorer_open([request("target", [hook, "blocks.0.hook_out"], edits)], {})
     step(worker, target=[3, 1, 4])
-    source, target = worker.explorer_read(["source", "target"])
+    source, target = worker.explorer_read({"source": 3, "target": 3})
     z = [unpack(a["captures"][hook]) for a in (source, target)]
     assert torch.equal(z[1][[0, 1], 3], z[0][[2, 0], 3])
     stream = [unpack(a["captures"]["blocks.0.hook_out"]) for a in (source, target)]
     assert torch.equal(stream[1][[0, 1]], stream[0][[2, 0]])
     worker.explorer_release(["source", "target", "nobody"])
     with pytest.raises(KeyError):
-        worker.explorer_read(["source"])
+        worker.explorer_read({"source": 3})
 
 
 def test_unknown_hooks_open_nothing(worker):
@@ -164,7 +164,7 @@ def test_unknown_hooks_open_nothing(worker):
     with pytest.raises(ValueError, match=r"no tap for blocks\.9\.hook_out"):
         worker.explorer_open([good, request("bad", ["blocks.9.hook_out"], [])], {})
     with pytest.raises(KeyError):
-        worker.explorer_read(["good"])
+        worker.explorer_read({"good": 1})
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_logits_outside_a_step_are_nobodys(worker):
     worker.explorer_open([request("a", [], [])], {})
     hidden = step(worker, a=[3, 1])
     worker.model_runner.model.compute_logits(torch.randn(5, 8))
-    (answer,) = worker.explorer_read(["a"])
+    (answer,) = worker.explorer_read({"a": 2})
     assert torch.equal(unpack(answer["last_logits"]), hidden[1] @ worker.model_runner.model.head)
 
 
@@ -230,7 +230,7 @@ def test_a_question_that_cannot_be_answered_is_an_answer(worker):
     assert worker.explorer_answer("explorer_fires") == {"answer": {}}
     says = worker.explorer_answer("explorer_logits", pack(torch.randn(2, 5)))
     assert says["raised"] == "RuntimeError" and "shapes cannot be multiplied" in says["says"]
-    assert worker.explorer_answer("explorer_read", ["nobody"]) == {"raised": "KeyError", "says": "'nobody'"}
+    assert worker.explorer_answer("explorer_read", {"nobody": 1}) == {"raised": "KeyError", "says": "'nobody'"}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -326,7 +326,7 @@ def test_copies_are_answered_once_unless_asked_for(worker):
     worker._shards |= {"embed.hook_out": Shard(0, 8, 8, copy=1)}
     worker.explorer_open([request("a", ["embed.hook_out", "blocks.0.hook_out"], [])], {})
     step(worker, a=[3, 1])
-    (answer,), (whole,) = worker.explorer_read(["a"]), worker.explorer_read(["a"], True)
+    (answer,), (whole,) = worker.explorer_read({"a": 2}), worker.explorer_read({"a": 2}, True)
     assert list(answer["captures"]) == ["blocks.0.hook_out"]
     assert set(whole["captures"]) == {"embed.hook_out", "blocks.0.hook_out"}
     assert worker.explorer_fires() == {"embed.hook_out": 1, "blocks.0.hook_out": 1}
@@ -334,4 +334,4 @@ def test_copies_are_answered_once_unless_asked_for(worker):
     worker.explorer_detach()
     assert worker.explorer_fires() == {}
     with pytest.raises(KeyError):
-        worker.explorer_read(["a"])
+        worker.explorer_read({"a": 2})

@@ -199,7 +199,7 @@ class TransformersEngine:
                 attached.callback(handle.remove)
             logits = self._forward(ids, partial(_last_rows, spans))
         for span, row in zip(spans, logits, strict=True):
-            span.held.last_logits = row.clone()
+            span.held.last_logits = {span.end: row.clone()}
 
     @torch.no_grad()
     def _study(
@@ -233,8 +233,7 @@ class TransformersEngine:
         request = state.request
         if len(state.generated) >= request.max_new_tokens:
             return False
-        logits = self._rows.held[request.key].last_logits
-        assert logits is not None
+        logits = self._rows.held[request.key].last_logits[len(state.ids) - 1]
         if request.temperature == 0 or not logits.max().isfinite():  # nothing to draw from: the Run will say so
             token = int(logits.argmax())
         else:
@@ -249,11 +248,10 @@ class TransformersEngine:
 
     def _result(self, state: _Running) -> Result:
         held = self._rows.held[state.request.key]
-        assert held.last_logits is not None
         result = Result(
             generated=tuple(state.generated),
             head_rows=join(held.head_rows),
-            last_logits=held.last_logits.cpu(),
+            last_logits=held.last_logits[len(state.ids) - 1].cpu(),
             captures={name: join(chunks).cpu() for name, chunks in held.chunks.items()},
         )
         check(state.request, result, held.edited)

@@ -33,13 +33,13 @@ class Blocks:
         self._runner = runner
         self._spoilt: set[int] = set()
         self._given: dict[str, list[int]] = {}  # request -> its blocks; vLLM may have taken some of them back already
-        self._unsure: dict[str, slice] = {}  # the rows of the last pass; its spans would keep what they captured
-        self._finite = torch.empty(0)  # which rows of it are finite, on their way from `_device`
-        self._device = self._finite.device
+        # blocks, and the largest number of each row of theirs, on its way from the device
+        self._unsure: list[tuple[list[int], torch.Tensor]] = []
 
     def give(self, over: Collection[str], given: Sequence[internals.Given]) -> None:
         """Before a step: who is over, and who gets blocks. Spoilt ones are zeroed: nobody else has them any more."""
-        self._settle()
+        if given:
+            self._settle()
         for request in over:
             self._given.pop(request, None)
         for request, starts, blocks in given:
@@ -56,23 +56,21 @@ class Blocks:
         last hidden state, or what the next stage goes on with; None after a pass that failed midway. On a GPU that is
         not known yet: it is looked at before blocks are given again.
         """
-        self._settle()  # a pass that fails may follow another without a schedule between
+        largest: list[torch.Tensor] | None = None
         for request, span in spans.items():
-            if span.held.edits or span.held.elsewhere:
-                if outputs is None or hides(span):
-                    self._spoilt.update(self._given[request])
-                else:
-                    self._unsure[request] = slice(span.row, span.row + span.count)
-        if self._unsure and outputs:
-            self._device = outputs[0].device
-            self._finite = to_host(torch.stack([x.isfinite().all(-1) for x in outputs]).all(0))
-            if self._device.type == "cpu":  # known already
-                self._settle()
+            if not span.held.edits and not span.held.elsewhere:
+                continue
+            if outputs is None or hides(span):
+                self._spoilt.update(self._given[request])
+                continue
+            if largest is None:
+                largest = [to_host(torch.linalg.vector_norm(x, torch.inf, dim=-1)) for x in outputs]
+            self._unsure += [(self._given[request], span.of(of_output)) for of_output in largest]
 
     def _settle(self) -> None:
         if self._unsure:
-            wait_for(self._device)
-            for request, rows in self._unsure.items():
-                if not self._finite[rows].all():
-                    self._spoilt.update(self._given[request])
-            self._unsure, self._finite = {}, torch.empty(0)
+            wait_for(self._runner.device)
+            for blocks, largest in self._unsure:
+                if not largest.isfinite().all():
+                    self._spoilt.update(blocks)
+            self._unsure = []

@@ -43,7 +43,6 @@ LOCKED: dict[str, tuple[Any, str]] = {
         "a cached prefix is not computed again, so its rows could not be captured or edited",
     ),
     "worker_cls": (WORKER, "the worker does the capturing"),
-    "async_scheduling": (False, "a step must be over before its rows are read"),
     "use_tqdm_on_load": (False, "boot shows its own progress"),
     "speculative_config": (None, "drafted tokens are fed before it is known whether they stay"),
     "data_parallel_size": (1, "one engine answers"),
@@ -217,6 +216,11 @@ def choose(options: dict[str, Any], path: str, config: Any, shape: ModelShape) -
     options |= {"dtype": dtype, "max_model_len": length}
     size = getattr(torch, dtype).itemsize
     tensor, stages = _share_out(options, shape)
+    if (tensor * stages > 1 or internals.uses_v2()) and options.setdefault("async_scheduling", False):
+        raise BootError(
+            f"boot: async_scheduling={options['async_scheduling']!r} is refused with several workers and with the V2 "
+            "runner: it was not tried there; leave it out"
+        )
     if options.get("distributed_executor_backend") == "ray" and internals.on_cpu():
         raise BootError(
             "boot: distributed_executor_backend='ray' needs GPUs; leave it out for processes of this machine"

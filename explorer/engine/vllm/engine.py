@@ -73,7 +73,7 @@ class VllmEngine:
             traced = log.isEnabledFor(logging.DEBUG)  # boot says it too
             log.warning("the head of this model cannot be asked for logits of every row", exc_info=traced)
             self.model = replace(self.model, no_head=f"{type(error).__name__}: {error}")
-        (answers,) = zip(*self._rpc("explorer_read", [request.key], True), strict=True)
+        (answers,) = zip(*self._rpc("explorer_read", {request.key: len(result.head_rows)}, True), strict=True)
         self.detach()
         self.reset_fires()
         for name, pieces in self._pieces(answers).items():
@@ -138,7 +138,8 @@ class VllmEngine:
                         del running[key]
                         progress(len(requests) - len(running), len(requests))
             forget = [request.key for request in requests if not request.hold]
-            answers = zip(*self._rpc("explorer_read", keys, False, self._shares, forget), strict=True)
+            rows = {r.key: len(r.ids) + max(0, len(generated[r.key]) - 1) for r in requests}
+            answers = zip(*self._rpc("explorer_read", rows, False, self._shares, forget), strict=True)
             results = [self._result(r, tuple(generated[r.key]), a) for r, a in zip(requests, answers, strict=True)]
         except BaseException:
             internals.abort(self._llm, list(running))

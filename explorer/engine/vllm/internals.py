@@ -764,14 +764,20 @@ def check_version() -> None:
 
 def check_runner() -> None:
     """Raise `BootError` when the user asks for a V2 model runner that cannot run here."""
-    from vllm import envs
     from vllm.triton_utils import HAS_TRITON
 
-    envs.disable_envs_cache()  # vLLM would go by the environment of this process's first engine
-    if envs.VLLM_USE_V2_MODEL_RUNNER and not HAS_TRITON:
+    if uses_v2() and not HAS_TRITON:
         raise BootError(
             "boot: VLLM_USE_V2_MODEL_RUNNER=1 needs a Triton that runs on this machine; unset it to use the V1 runner"
         )
+
+
+def uses_v2() -> bool:
+    """Whether the user asks for the V2 model runner."""
+    from vllm import envs
+
+    envs.disable_envs_cache()  # vLLM would go by the environment of this process's first engine
+    return bool(envs.VLLM_USE_V2_MODEL_RUNNER)
 
 
 def is_eager(llm: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from ...resolve import RowEdit
 from ..parts import find_parts
 from ..points import find_taps
 from ..process import keep_freed_memory
-from ..rows import Held, Rows, Span, join, keep_head_rows, keep_last_logits, to_host, wait_for
+from ..rows import Held, LastLogits, Rows, Span, join, keep_head_rows, to_host, wait_for
 from ..study import judge, read
 from . import internals
 from .blocks import Blocks
@@ -73,6 +73,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         self._rows = Rows({point.name: self._taps[point.name].shape for point in catalogue if point.name in self._taps})
         self._blocks = Blocks(self.model_runner)
         self._spans: list[Span | None] = []
+        self._served = LastLogits()
         internals.prepare_stage(self.model_runner)
         internals.wrap_schedule(self.model_runner, self._blocks.give)
         internals.wrap_forward(self.model_runner, self._step)
@@ -162,16 +163,22 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         return cut(edit, self._shards[edit.hook], heads=len(self._taps[edit.hook].shape) == 2)
 
     def explorer_read(
-        self, keys: list[str], copies: bool = False, shared: bool = False, forget: Sequence[str] = ()
+        self, rows: Mapping[str, int], copies: bool = False, shared: bool = False, forget: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
-        """What finished requests captured here, in the order of `keys`; those to `forget` are released.
+        """What finished requests captured here, by key how many `rows` each has; those to `forget` are released.
+
+        Where vLLM runs ahead there may be a row more, of a step that began before the text was seen to have ended.
 
         What several workers hold alike is answered by the first of them, or by all that hold `copies`. Whoever asks
         from the same process may have it `shared`: tensors as they are.
         """
-        wait_for(internals.device_of(self))
-        answers = [self._answer(self._rows.held[key], copies, share if shared else pack) for key in keys]
+        answers = [self._answer(self._rows.held[key], count, copies) for key, count in rows.items()]
         self._rows.release(forget)
+        wait_for(internals.device_of(self))
+        give = share if shared else pack
+        for answer in answers:
+            answer["captures"] = {name: give(captured) for name, captured in answer["captures"].items()}
+            answer |= {name: give(answer[name]) for name in ("head_rows", "last_logits") if name in answer}
         return answers
 
     def explorer_release(self, keys: list[str]) -> None:
@@ -288,19 +295,24 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
     def _keep_logits(self, logits: torch.Tensor) -> None:
         spans, self._spans = self._spans, []
         if spans:  # vLLM tries its sampler out at boot, without a step
-            keep_last_logits(spans, logits)
+            self._served.keep(spans, logits)
 
-    def _answer(self, held: Held, copies: bool, give: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+    def _answer(self, held: Held, rows: int, copies: bool) -> dict[str, Any]:
+        """The tensors, on their way to the host."""
         answer: dict[str, Any] = {
             "captures": {
-                name: give(join(chunks))
+                name: _in_host(join(chunks)[:rows])
                 for name, chunks in held.chunks.items()
                 if copies or self._shards[name].copy == 0
             },
             "edited": held.edited,
         }
         if held.head_rows and self._place.rank == 0:
-            answer["head_rows"] = give(join(held.head_rows))
-        if held.last_logits is not None and self._place.rank == 0:
-            answer["last_logits"] = give(held.last_logits)
+            answer["head_rows"] = _in_host(join(held.head_rows)[:rows])
+        if held.last_logits and self._place.rank == 0:
+            answer["last_logits"] = _in_host(held.last_logits[rows - 1], torch.float32)
         return answer
+
+
+def _in_host(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return x.to(dtype or x.dtype) if x.device.type == "cpu" else to_host(x, dtype)

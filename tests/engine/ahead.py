@@ -1,0 +1,83 @@
+"""vLLM runs ahead on a CPU, as on GPUs (asynchronous scheduling): a step begins before the last one is read.
+
+python -m tests.engine.ahead ANSWER MODEL: for each generation, how it differs from the transformers engine's, as JSON
+in the file ANSWER. vLLM turns it off on CPUs for want of streams alone: here they are there, and do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm.v1.worker.gpu_model_runner  # noqa: F401  # imports what reads the names below as types
+from transformers.generation import utils  # noqa: F401
+from vllm.platforms.cpu import CpuPlatform
+
+import explorer
+
+PROMPT = [1, *range(10, 19)]
+OTHER = [1, 40, 41, 42]
+STEERED = {"blocks.1.hook_out": {"op": "add", "value": 0.5, "phase": "both"}}
+
+
+class Nothing:
+    """A stream or an event where everything has happened already."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def run_ahead() -> None:
+    """Have vLLM's CPU engines schedule asynchronously."""
+    settle = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+
+    def check_and_update_config(cls: type, config: Any) -> None:
+        settle(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[assignment,method-assign]
+    torch.Event = torch.cuda.Stream = Nothing  # type: ignore[assignment,misc]
+    torch.cuda.current_stream = Nothing  # type: ignore[assignment]
+    torch.cuda.stream = lambda _: contextlib.nullcontext()  # type: ignore[assignment]
+
+
+def main(answer: str, model: str) -> None:
+    """Texts that end by their length, by an end-of-text token and by a string; edited and not, one and several."""
+    run_ahead()
+    capture = ["blocks.0.hook_out", "blocks.1.attn.hook_pattern"]
+    with explorer.boot(model, engine="transformers") as reference:
+        whole = reference.run([PROMPT, OTHER], [None, STEERED], capture, max_new_tokens=12, logits=True)
+    end = whole[0].generated[5]
+    ends = [1 + run.generated.index(end) if end in run.generated else 12 for run in whole]
+    with explorer.boot(model, override_generation_config={"eos_token_id": end}) as session:
+        core = session._engines[0]._llm.llm_engine.engine_core.engine_core
+        seen: dict[str, Any] = {"ahead": core.batch_queue is not None, "ends": ends, "runs": []}
+        for _ in range(2):  # what is under way when the first ends is nobody's in the second
+            runs = session.run([PROMPT, OTHER], [None, STEERED], capture, max_new_tokens=12, logits=True)
+            for run, want in zip(runs, whole, strict=True):
+                seen["runs"].append(
+                    {
+                        "generated": len(run.generated),
+                        "rows": [run.rows, *(len(run[hook]) for hook in capture[:1]), run[capture[1]].shape[-1]],
+                        "same": run.generated == want.generated[: len(run.generated)],
+                        "off": max(
+                            float((run.logits - want.logits[: run.rows]).abs().max()),
+                            float((run[capture[0]] - want[capture[0]][: run.rows]).abs().max()),
+                        ),
+                    }
+                )
+        stopped = session.run(OTHER, STEERED, max_new_tokens=12, stop=whole[1].text[:2])
+        seen["stopped"] = [len(stopped.generated), stopped.rows]
+        seen["off"] = float((stopped.logits - whole[1].logits[: stopped.rows]).abs().max())
+    Path(answer).write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
