@@ -5,11 +5,31 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import SpecError
 
 Refuse = Callable[[str], SpecError]
+Made = TypeVar("Made")
+
+
+class Once:
+    """Makes something of an object once, however often it was given: many prompts are patched from one source.
+
+    Texts are told apart by what they say, other objects by which they are, and each is kept alive meanwhile. Of an
+    object that is changed later the next `Once` knows nothing, so it is for a single call.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[Any, Any]] = {}
+
+    def __call__(self, make: Callable[..., Made], given: Any, *how: Any) -> Made:
+        """What `make(given, *how)` returned the first time."""
+        key = (make, given if isinstance(given, str) else id(given), *how)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = (given, make(given, *how))
+        return made[1]  # type: ignore[no-any-return]
 
 
 def integers(given: Any, name: str, refuse: Refuse) -> tuple[int, ...]:

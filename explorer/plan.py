@@ -13,6 +13,7 @@ import torch
 from .catalogue import Catalogue, HookPoint
 from .engine.protocol import Request
 from .errors import SpecError
+from .given import Once
 from .positions import Extent
 from .resolve import RowEdit, resolve
 from .specs import Edit, Source
@@ -42,15 +43,14 @@ class Plan:
         self._catalogue = catalogue
         self._dtype = dtype
         self._encode = encode
-        self._sources: dict[str, _Planned] = {}
+        self._sources: dict[str, _Planned] = {}  # by recipe
+        self._once = Once()
 
-    def add(self, ids: tuple[int, ...], edits: Sequence[Edit], capture: Sequence[str] = (), **sampling: Any) -> None:
-        """Add a request for `ids` under `edits`. Raises `SpecError` naming the edit."""
+    def add(self, ids: tuple[int, ...], edits: Sequence[Edit], capture: tuple[str, ...] = (), **sampling: Any) -> None:
+        """Add a request for `ids` under `edits`, capturing tapped hook points. Raises `SpecError` naming the edit."""
         generated = max(0, sampling.get("max_new_tokens", 0) - 1)  # the last one is never fed
         resolved, _ = self._resolve(edits, Extent(len(ids), len(ids) + generated))
-        self.requests.append(
-            Request(f"run-{next(_counter)}", ids, resolved, tapped(self._catalogue, capture), **sampling)
-        )
+        self.requests.append(Request(f"run-{next(_counter)}", ids, resolved, capture, **sampling))
 
     def waves(self) -> list[list[Request]]:
         """Batches of source requests in the order they must run, each to be held until the call is over."""
@@ -68,7 +68,7 @@ class Plan:
         """Resolved edits, and the depth of the deepest source they patch from (0 without one)."""
         deepest = 0
 
-        def source(origin: Source, point: HookPoint, where: str) -> tuple[Extent, str | torch.Tensor]:
+        def source(origin: Source, point: HookPoint) -> tuple[Extent, str | torch.Tensor]:
             nonlocal deepest
             run, extent = origin.run, None
             if run is not None:
@@ -78,22 +78,22 @@ class Plan:
                     theirs = tuple(rows.shape[1:])
                     if theirs != point.shape:
                         raise SpecError(
-                            f"{where}: the source run holds {theirs} a token at {point.name}, this model {point.shape}"
+                            f"the source run holds {theirs} a token at {point.name}, this model {point.shape}"
                         )
                     return extent, rows
                 if not run.made_in(self._catalogue):
                     raise SpecError(
-                        f"{where}: the source run is from another session, or from before a reboot, and did not "
+                        f"the source run is from another session, or from before a reboot, and did not "
                         f"capture {point.name}; run it again with capture={point.name!r}"
                     )
-            planned = self._source(origin, where)
+            planned = self._once(self._source, origin)
             planned.capture[point.name] = None
             deepest = max(deepest, planned.depth)
             return extent or Extent(len(planned.ids), len(planned.ids)), planned.key
 
-        return resolve(edits, self._catalogue, extent, self._dtype, source), deepest
+        return resolve(edits, self._catalogue, extent, self._dtype, source, self._once), deepest
 
-    def _source(self, origin: Source, where: str) -> _Planned:
+    def _source(self, origin: Source) -> _Planned:
         try:
             recipe = json.dumps(origin.to_json(), default=repr)  # what is no JSON is refused below
             if recipe not in self._sources:
@@ -101,7 +101,7 @@ class Plan:
                 edits, depth = self._resolve(origin.edits, Extent(len(ids), len(ids)))
                 self._sources[recipe] = _Planned(ids, edits, depth + 1)
         except ValueError as error:
-            raise SpecError(f"{where}: source: {error}") from None
+            raise SpecError(f"source: {error}") from None
         return self._sources[recipe]
 
 

@@ -26,8 +26,14 @@ def positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refus
             "phase='decode' would match no row: it edits generated tokens that are fed back, and this run feeds none; "
             "generate at least 2 tokens, or use phase='both'"
         )
-    chosen_from = f"positions {first} to {stop - 1}" if stop - first > 1 else f"position {first} alone"
-    part = f"{_part(phase, whose, extent)} {chosen_from}"
+    if type(pos) is int:  # most are
+        row = pos + extent.prompt if pos < 0 else pos
+        if first <= row < stop:
+            return (row,)
+
+    def part() -> str:
+        chosen_from = f"positions {first} to {stop - 1}" if stop - first > 1 else f"position {first} alone"
+        return f"{_part(phase, whose, extent)} {chosen_from}"
 
     def outside(what: Any, row: int) -> SpecError:
         from_end = " (counted from the prompt's end)" if what == "last" or "-" in str(what) else ""
@@ -38,7 +44,7 @@ def positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refus
             hint = "; phase='both' reaches the prompt"
         elif stop <= row < extent.rows:
             hint = "; phase='both' reaches generated tokens"
-        return refuse(f"{name} {what!r}{from_end} is outside {part}{hint}")
+        return refuse(f"{name} {what!r}{from_end} is outside {part()}{hint}")
 
     if _everywhere(pos):
         return range(first, stop)
@@ -47,7 +53,7 @@ def positions(pos: Any, phase: str, extent: Extent, name: str, whose: str, refus
         if begin < first or end > stop:
             raise outside(pos, begin if begin < first else end - 1)
         if begin >= end:
-            raise refuse(f"{name} {pos!r} would match no row of {part}")
+            raise refuse(f"{name} {pos!r} would match no row of {part()}")
         return range(begin, end, step)
     if isinstance(pos, slice):
         raise refuse(f"{name} takes a slice as text, such as '3:7', not {pos}")

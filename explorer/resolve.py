@@ -12,9 +12,9 @@ import torch
 
 from .catalogue import Catalogue, HookPoint
 from .errors import SpecError
-from .given import Refuse, integers, plain, plural, short
+from .given import Once, Refuse, integers, plain, plural, short
 from .positions import Extent, distinct, positions, source_positions
-from .specs import Edit, Source, as_source, describe
+from .specs import Edit, Source, describe
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,15 @@ def resolve(
     catalogue: Catalogue,
     extent: Extent,
     dtype: torch.dtype,
-    source: Callable[[Source, HookPoint, str], tuple[Extent, str | torch.Tensor]],
+    source: Callable[[Source, HookPoint], tuple[Extent, str | torch.Tensor]],
+    once: Once,
 ) -> tuple[RowEdit, ...]:
-    """Check every edit against the model and the prompt and turn it into rows, heads and values.
+    """Check every edit, as `parse` gives it, against the model and the prompt: turn it into rows, heads and values.
 
     `source` says how long a patch source is and where its values are: the key of a held request, or the hook's rows
     themselves as a `(rows, ...)` tensor. Raises `SpecError` naming the edit.
     """
-    return tuple(_resolve(edit, i, catalogue, extent, dtype, source) for i, edit in enumerate(edits))
+    return tuple(_resolve(edit, i, catalogue, extent, dtype, source, once) for i, edit in enumerate(edits))
 
 
 def _resolve(
@@ -55,12 +56,11 @@ def _resolve(
     catalogue: Catalogue,
     extent: Extent,
     dtype: torch.dtype,
-    source: Callable[[Source, HookPoint, str], tuple[Extent, str | torch.Tensor]],
+    source: Callable[[Source, HookPoint], tuple[Extent, str | torch.Tensor]],
+    once: Once,
 ) -> RowEdit:
-    where = describe(edit, index)
-
     def refuse(problem: str) -> SpecError:
-        return SpecError(f"{where}: {problem}", index)
+        return SpecError(f"{describe(edit, index)}: {problem}", index)
 
     try:
         point = catalogue.require(edit.hook)
@@ -70,27 +70,30 @@ def _resolve(
         raise refuse(f"{point.name} can be captured but not edited: {_read_only(point)}")
     heads = _heads(edit.head, point, refuse)
     rows = positions(edit.pos, edit.phase, extent, "pos", "prompt", refuse)
-    shape = (point.heads if heads is None else len(heads), point.shape[-1]) if point.heads else (1, point.width)
     if edit.op in ("add", "set"):
-        value = _value(edit.value, point, heads, shape, len(rows), dtype, refuse)
+        shape = (point.heads if heads is None else len(heads), point.shape[-1]) if point.heads else (1, point.width)
+        try:
+            numbers = once(_numbers, edit.value, dtype)
+        except SpecError as error:
+            raise refuse(str(error)) from None
+        value = _value(numbers, point, heads, shape, len(rows), refuse)
         return RowEdit(point.name, edit.op, rows, heads, value=value)
     if edit.op == "scale":
         return RowEdit(point.name, edit.op, rows, heads, factor=_factor(edit.factor, dtype, refuse))
     if edit.op == "suppress":
         return RowEdit(point.name, edit.op, rows, heads)
-    origin = as_source(edit.source, where)
     try:
-        source_extent, values = source(origin, point, where)
+        source_extent, values = source(edit.source, point)
     except SpecError as error:
-        raise SpecError(str(error), index) from None
-    source_rows = tuple(source_positions(edit.pos, edit.source_pos, edit.phase, source_extent, refuse))
+        raise refuse(str(error)) from None
+    source_rows = source_positions(edit.pos, edit.source_pos, edit.phase, source_extent, refuse)
     if len(source_rows) != len(rows):
         counts = f"{plural(len(rows), 'position')} to write, but {plural(len(source_rows), 'position')} of the source"
         others = ", or a source run that generated as many tokens" if edit.phase == "decode" else ""
         raise refuse(f"the patch has {counts} to read; give pos and source_pos of equal count{others}")
     if isinstance(values, str):
-        return RowEdit(point.name, "patch", rows, heads, source=(values, source_rows))
-    block = values[list(source_rows)].reshape(len(rows), point.heads or 1, point.shape[-1])
+        return RowEdit(point.name, "patch", rows, heads, source=(values, tuple(source_rows)))
+    block = _chosen(values, source_rows).reshape(len(rows), point.heads or 1, point.shape[-1])
     return RowEdit(point.name, "set", rows, heads, value=block if heads is None else block[:, list(heads)])
 
 
@@ -104,8 +107,7 @@ def pin(edit: Edit, resolved: RowEdit, rows: int) -> Edit | None:
         if resolved.source is not None:
             source_rows: Sequence[int] = resolved.source[1]
         else:  # values that a Run held
-            run = as_source(edit.source, describe(edit, 0)).run
-            assert run is not None
+            run = edit.source.run
             extent = Extent(run.prompt_length, run.rows)
             source_rows = source_positions(edit.pos, edit.source_pos, edit.phase, extent, SpecError)
         changes["source_pos"] = [source_rows[i] for i in kept]
@@ -117,6 +119,13 @@ def pin(edit: Edit, resolved: RowEdit, rows: int) -> Edit | None:
             value = value[:, 0]
         changes["value"] = value
     return replace(edit, **changes)
+
+
+def _chosen(values: torch.Tensor, rows: range | tuple[int, ...]) -> torch.Tensor:
+    """Rows of a tensor; one, or one stretch of them, without a copy: nobody writes to what a Run holds."""
+    if len(rows) == 1:
+        return values.narrow(0, rows[0], 1)
+    return values[rows.start : rows.stop : rows.step] if isinstance(rows, range) else values[list(rows)]
 
 
 def _heads(head: Any, point: HookPoint, refuse: Refuse) -> tuple[int, ...] | None:
@@ -150,22 +159,14 @@ def _factor(factor: Any, dtype: torch.dtype, refuse: Refuse) -> float:
 
 
 def _value(
-    value: Any,
+    tensor: torch.Tensor,
     point: HookPoint,
     heads: tuple[int, ...] | None,
     shape: tuple[int, int],
     rows: int,
-    dtype: torch.dtype,
     refuse: Refuse,
 ) -> torch.Tensor:
-    """The value as `(rows | 1, heads | 1, width | 1)`, in a float dtype that holds it exactly."""
-    tensor = _numbers(value, refuse)
-    if not torch.isfinite(tensor).all():
-        raise refuse("value holds NaN or infinity; use 'suppress' to zero")
-    if not torch.isfinite(tensor.to(dtype)).all():
-        largest = torch.finfo(dtype).max
-        reach = float(tensor.abs().max())
-        raise refuse(f"value holds {reach:.4g}, too large for the model's {_name(dtype)} (at most {largest:.4g})")
+    """The numbers of a value as `(rows | 1, heads | 1, width | 1)`."""
     if tensor.dim() == 0:
         return tensor.reshape(1, 1, 1)
     count, width = shape
@@ -192,10 +193,13 @@ def _value(
     )
 
 
-def _numbers(value: Any, refuse: Refuse) -> torch.Tensor:
-    """An array of numbers in any form, as a CPU tensor of a float dtype that holds it exactly."""
+def _numbers(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """An array of numbers in any form, as a CPU tensor of a float dtype that holds it exactly.
+
+    Raises `SpecError`, which does not name the edit, where it is none, or holds what a model of `dtype` cannot.
+    """
     if isinstance(value, (str, bytes, Mapping)) or callable(value):
-        raise refuse(f"value must be a number or an array of numbers, not {short(value)}")
+        raise SpecError(f"value must be a number or an array of numbers, not {short(value)}")
     try:
         if isinstance(value, np.ndarray):
             value = value.copy(order="C")  # torch reads no reversed arrays
@@ -205,10 +209,18 @@ def _numbers(value: Any, refuse: Refuse) -> torch.Tensor:
         if isinstance(value, (int, float, list)) and tensor.dtype != torch.bool and not tensor.is_complex():
             tensor = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise refuse(f"value is no array of numbers: {error}") from None
+        raise SpecError(f"value is no array of numbers: {error}") from None
     if tensor.dtype == torch.bool or tensor.is_complex():
-        raise refuse(f"value must hold real numbers, not {_name(tensor.dtype)}")
-    return tensor if tensor.is_floating_point() and tensor.itemsize > 1 else tensor.to(torch.float64)
+        raise SpecError(f"value must hold real numbers, not {_name(tensor.dtype)}")
+    if not tensor.is_floating_point() or tensor.itemsize == 1:
+        tensor = tensor.to(torch.float64)
+    if not torch.isfinite(tensor).all():
+        raise SpecError("value holds NaN or infinity; use 'suppress' to zero")
+    if not torch.isfinite(tensor.to(dtype)).all():
+        largest = torch.finfo(dtype).max
+        reach = float(tensor.abs().max())
+        raise SpecError(f"value holds {reach:.4g}, too large for the model's {_name(dtype)} (at most {largest:.4g})")
+    return tensor
 
 
 def _read_only(point: HookPoint) -> str:

@@ -73,7 +73,7 @@ class Run:
     ) -> None:
         self.ids = (*request.ids, *result.generated)
         self.prompt_length = len(request.ids)
-        self.rows = len(result.head_rows)
+        self.rows = result.head_rows.shape[0]
         self.captured = tuple(captured)
         self._edits = tuple(edits)
         self._request = request

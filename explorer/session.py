@@ -16,8 +16,9 @@ from .catalogue import Catalogue
 from .engine.process import one_boot
 from .engine.protocol import Engine, Request, Result
 from .errors import Cancelled, ExplorerError, SessionClosed, SpecError
+from .given import Once
 from .jobs import Job, Jobs
-from .plan import Plan
+from .plan import Plan, tapped
 from .runs import Comparison, Origin, Run
 from .specs import Edit, describe, parse, parse_batch
 from .status import StatusLine
@@ -262,11 +263,13 @@ class Session:
         captured = self.hooks.match(capture)
         numbered = numbered or len(prompts)
         plan = Plan(self.hooks, self.model.dtype, lambda p: self._encode(p, False, 1))
-        stop = sampling.pop("stop", ())
+        capturing = tapped(self.hooks, captured)
+        stop = _stopper(sampling.pop("stop", ()), self._tokenizer)
+        room = max(1, sampling.get("max_new_tokens", 0))
+        once = Once()
         for i, (prompt, spec) in enumerate(zip(prompts, specs, strict=True)):
             try:
-                ids = self._encode(prompt, chat, max(1, sampling.get("max_new_tokens", 0)))
-                plan.add(ids, spec, captured, **sampling, stop=_stopper(stop, self._tokenizer))
+                plan.add(once(self._encode, prompt, chat, room), spec, capturing, **sampling, stop=stop)
             except ValueError as error:
                 if numbered > 1:
                     error.args = (f"prompt {i % numbered + 1}: {error}", *error.args[1:])
@@ -359,7 +362,9 @@ def _execute(engine: Engine, plan: Plan, job: Job) -> list[Result]:
 
 def _all_matched(edits: Sequence[Edit], request: Request, result: Result, whose: str) -> None:
     """Refuse a run whose generation ended before it came to a row that an edit names."""
-    rows = len(result.head_rows)
+    rows = result.head_rows.shape[0]
+    if rows == request.rows:
+        return
     for i, (edit, resolved) in enumerate(zip(edits, request.edits, strict=True)):
         if min(resolved.rows) >= rows:
             raise SpecError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from .catalogue import Catalogue
 from .errors import SpecError
-from .given import integers, plain, plural, short
+from .given import Once, integers, plain, plural, short
 from .hooks import canonical, one_in_some_models
 from .positions import Extent, source_positions
 
@@ -26,6 +26,7 @@ OPS: dict[str, tuple[str, ...]] = {  # op -> the fields it needs
 PHASES = ("prompt", "decode", "both")
 KEYS = ("op", "pos", "head", "value", "factor", "source", "source_pos", "phase")
 SOURCE_KEYS = ("prompt", "ids", "edits")
+_FIELDS = frozenset(KEYS)
 
 
 @runtime_checkable
@@ -111,17 +112,20 @@ class Edit:
             if getattr(self, key) is not None:
                 out[key] = plain(getattr(self, key))
         if self.source is not None:
-            where = f"({self.hook}, {self.op})"
-            source = as_source(self.source, where)
+
+            def refuse(problem: str) -> SpecError:
+                return SpecError(f"({self.hook}, {self.op}): {problem}")
+
+            try:
+                source = as_source(self.source)
+            except SpecError as error:
+                raise refuse(str(error)) from None
             out["source"] = source.to_json()
             run = source.run
             if run is not None and run.rows > run.prompt_length:
                 # its recipe is a prompt of all its tokens: what counted from the end of the shorter one is pinned
                 extent = Extent(run.prompt_length, run.rows)
-                rows = source_positions(
-                    self.pos, self.source_pos, self.phase, extent, lambda p: SpecError(f"{where}: {p}")
-                )
-                out["source_pos"] = list(rows)
+                out["source_pos"] = list(source_positions(self.pos, self.source_pos, self.phase, extent, refuse))
         if self.phase != "prompt":
             out["phase"] = self.phase
         return out
@@ -138,6 +142,10 @@ def parse(edits: Any) -> tuple[Edit, ...]:
     Raises `SpecError` for anything else, for unknown ops and keys, and for a missing or superfluous field. The result
     shares no memory with what was given: it stays what was run.
     """
+    return _parse(edits, Once())
+
+
+def _parse(edits: Any, once: Once) -> tuple[Edit, ...]:
     if edits is None:
         return ()
     if isinstance(edits, Edit):
@@ -152,7 +160,7 @@ def parse(edits: Any) -> tuple[Edit, ...]:
     for i, edit in enumerate(edits):
         if not isinstance(edit, Edit):
             raise SpecError(f"edit {i + 1} is {short(edit)}, not an Edit; a list of specs needs a list of prompts", i)
-        parsed.append(_snapshot(edit, _checked_source(edit, i)))
+        parsed.append(_snapshot(edit, i, once))
     return tuple(parsed)
 
 
@@ -161,10 +169,11 @@ def parse_batch(edits: Any, prompts: int) -> list[tuple[Edit, ...]]:
     if isinstance(edits, (list, tuple)) and not all(isinstance(e, Edit) for e in edits):
         if len(edits) != prompts:
             raise SpecError(f"{plural(len(edits), 'spec')} for {plural(prompts, 'prompt')}; give one, or one a prompt")
-        specs = []
+        specs: list[tuple[Edit, ...]] = []
+        once = Once()
         for i, spec in enumerate(edits):
             try:
-                specs.append(parse(spec))
+                specs.append(_parse(spec, once))
             except SpecError as error:
                 raise SpecError(f"prompt {i + 1}: {error}", error.edit_index) from None
         return specs
@@ -197,8 +206,8 @@ def to_json(edits: Sequence[Edit], hook_of: Callable[[str], str] | None = None) 
     return {hook: bodies[0] if len(bodies) == 1 else bodies for hook, bodies in grouped.items()}
 
 
-def as_source(source: Any, where: str) -> Source:
-    """A patch source in any of its forms. `where` names the edit in the error."""
+def as_source(source: Any) -> Source:
+    """A patch source in any of its forms. Raises `SpecError`, which does not name the edit."""
     if isinstance(source, Source):
         return source
     if isinstance(source, str):
@@ -208,24 +217,26 @@ def as_source(source: Any, where: str) -> Source:
         if unknown or ("prompt" in source) == ("ids" in source):
             problem = f"unknown key {unknown[0]!r}" if unknown else "it needs exactly one of 'prompt' and 'ids'"
             raise SpecError(
-                f"{where}: source: {problem}; write {{'prompt': ...}} or {{'ids': [...]}}, with 'edits' if it has any"
+                f"source: {problem}; write {{'prompt': ...}} or {{'ids': [...]}}, with 'edits' if it has any"
             )
         try:
             edits = parse(source.get("edits"))
         except SpecError as error:
-            raise SpecError(f"{where}: source: {error}") from None
+            raise SpecError(f"source: {error}") from None
         if "ids" in source:
-            return Source(ids=_token_ids(source["ids"], where), edits=edits)
+            return Source(ids=_token_ids(source["ids"]), edits=edits)
         if not isinstance(source["prompt"], str):
-            raise SpecError(f"{where}: source: 'prompt' is {short(source['prompt'])}, not a string")
+            raise SpecError(f"source: 'prompt' is {short(source['prompt'])}, not a string")
         return Source(prompt=source["prompt"], edits=edits)
+    if isinstance(source, (list, tuple, range)):
+        return Source(ids=_token_ids(source))
     if isinstance(source, SourceRun):
         return Source(ids=source.fed, edits=source.fed_edits, run=source)
     if "float" in str(getattr(source, "dtype", "")):
-        raise SpecError(f"{where}: source is an array of numbers; write them with op 'set' and value=")
-    if isinstance(source, (list, tuple, range)) or hasattr(source, "tolist"):
-        return Source(ids=_token_ids(source, where))
-    raise SpecError(f"{where}: source is {short(source)}; it must be a Run, a prompt or a list of token ids")
+        raise SpecError("source is an array of numbers; write them with op 'set' and value=")
+    if hasattr(source, "tolist"):
+        return Source(ids=_token_ids(source))
+    raise SpecError(f"source is {short(source)}; it must be a Run, a prompt or a list of token ids")
 
 
 def describe(edit: Edit, index: int) -> str:
@@ -242,65 +253,78 @@ def _from_json(spec: Mapping[Any, Any]) -> list[Edit]:
             )
         if isinstance(bodies, (list, tuple)) and not bodies:
             raise SpecError(f"edit {len(out) + 1} ({hook}): there is no edit in the list; remove the hook", len(out))
-        for body in bodies if isinstance(bodies, (list, tuple)) else [bodies]:
-            where = f"edit {len(out) + 1} ({hook})"
-            if isinstance(body, Edit):
-                raise SpecError(
-                    f"{where}: an Edit already names its hook; give a list of Edits instead of a dict", len(out)
-                )
-            if callable(body):
-                raise SpecError(
-                    f"{where} is a function; an edit is data such as {{'op': 'scale', 'factor': 0.5}}", len(out)
-                )
-            if not isinstance(body, Mapping):
-                if hook in ("hook", *KEYS):
-                    raise SpecError(f"a spec is written {{hook: {{'op': ...}}}}; {hook!r} is no hook name", len(out))
-                raise SpecError(f"{where} is {short(body)}; it must be a dict such as {{'op': 'suppress'}}", len(out))
-            for key in body:
-                if key not in KEYS:
-                    close = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.4)
-                    hint = f"; did you mean {close[0]!r}?" if close else f"; the keys are {', '.join(KEYS)}"
-                    raise SpecError(f"{where}: unknown key {key!r}{hint}", len(out))
-            if "op" not in body:
-                raise SpecError(f"{where}: it names no op; the ops are {', '.join(OPS)}", len(out))
-            out.append(Edit(hook, body["op"], **{k: v for k, v in body.items() if k != "op"}))
+        for body in bodies if isinstance(bodies, (list, tuple)) else (bodies,):
+            if not isinstance(body, Mapping) or callable(body) or not _FIELDS.issuperset(body) or "op" not in body:
+                raise _no_edit(hook, body, len(out))
+            out.append(Edit(hook, **body))
     return out
 
 
-def _checked_source(edit: Edit, index: int) -> Source | None:
-    """What a patch reads. Raises `SpecError` for an edit that is not well-formed."""
-    where = describe(edit, index)
+def _no_edit(hook: str, body: Any, index: int) -> SpecError:
+    """What is wrong with the JSON form of an edit."""
+    where = f"edit {index + 1} ({hook})"
+    if isinstance(body, Edit):
+        return SpecError(f"{where}: an Edit already names its hook; give a list of Edits instead of a dict", index)
+    if callable(body):
+        return SpecError(f"{where} is a function; an edit is data such as {{'op': 'scale', 'factor': 0.5}}", index)
+    if not isinstance(body, Mapping):
+        if hook in ("hook", *KEYS):
+            return SpecError(f"a spec is written {{hook: {{'op': ...}}}}; {hook!r} is no hook name", index)
+        return SpecError(f"{where} is {short(body)}; it must be a dict such as {{'op': 'suppress'}}", index)
+    for key in body:
+        if key not in KEYS:
+            close = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.4)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; the keys are {', '.join(KEYS)}"
+            return SpecError(f"{where}: unknown key {key!r}{hint}", index)
+    return SpecError(f"{where}: it names no op; the ops are {', '.join(OPS)}", index)
+
+
+def _check(edit: Edit, index: int) -> None:
+    """Raises `SpecError` for an edit that is not well-formed, whatever the model."""
+
+    def refuse(problem: str) -> SpecError:
+        return SpecError(f"{describe(edit, index)}: {problem}", index)
+
     if not isinstance(edit.hook, str):
         raise SpecError(f"edit {index + 1}: a hook is named by a string, not by {short(edit.hook)}", index)
     if not isinstance(edit.op, str) or edit.op not in OPS:
         close = difflib.get_close_matches(str(edit.op), OPS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise SpecError(f"{where}: unknown op {edit.op!r}; {hint}the ops are {', '.join(OPS)}", index)
+        raise refuse(f"unknown op {edit.op!r}; {hint}the ops are {', '.join(OPS)}")
     if not isinstance(edit.phase, str) or edit.phase not in PHASES:
-        raise SpecError(f"{where}: unknown phase {edit.phase!r}; it is one of {', '.join(PHASES)}", index)
+        raise refuse(f"unknown phase {edit.phase!r}; it is one of {', '.join(PHASES)}")
     needed = OPS[edit.op]
     for key in needed:
         if getattr(edit, key) is None:
-            raise SpecError(f"{where}: {edit.op} needs {key!r}", index)
-    allowed = {*needed, *(("source_pos",) if edit.op == "patch" else ())}
+            raise refuse(f"{edit.op} needs {key!r}")
     for key in ("value", "factor", "source", "source_pos"):
-        if getattr(edit, key) is not None and key not in allowed:
-            raise SpecError(f"{where}: {edit.op} takes no {key!r}; remove it", index)
-    if edit.op != "patch":
-        return None
+        if getattr(edit, key) is not None and key not in needed and (key, edit.op) != ("source_pos", "patch"):
+            raise refuse(f"{edit.op} takes no {key!r}; remove it")
+
+
+def _snapshot(edit: Edit, index: int, once: Once) -> Edit:
+    """The edit, checked, with memory of its own. What several edits share stays one."""
+    _check(edit, index)
     try:
-        return as_source(edit.source, where)
+        source = None if edit.source is None else once(as_source, edit.source)
     except SpecError as error:
-        raise SpecError(str(error), index) from None
-
-
-def _snapshot(edit: Edit, source: Source | None) -> Edit:
-    fields = ("pos", "head", "value", "factor", "source_pos")
-    copies = {key: _copy(getattr(edit, key)) for key in fields}
-    return replace(edit, **copies, source=source)
+        raise SpecError(f"{describe(edit, index)}: {error}", index) from None
+    return Edit(
+        edit.hook,
+        edit.op,
+        pos=_copy(edit.pos),
+        head=_copy(edit.head),
+        value=None if edit.value is None else once(_copy, edit.value),
+        factor=_copy(edit.factor),
+        source=source,
+        source_pos=_copy(edit.source_pos),
+        phase=edit.phase,
+    )
 
 
 def _copy(value: Any) -> Any:
+    if value is None or type(value) in (int, float, str):
+        return value
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
@@ -308,8 +332,5 @@ def _copy(value: Any) -> Any:
     return [_copy(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _token_ids(ids: Any, where: str) -> tuple[int, ...]:
-    def refuse(problem: str) -> SpecError:
-        return SpecError(f"{where}: source: {problem}")
-
-    return integers(ids, "ids", refuse)
+def _token_ids(ids: Any) -> tuple[int, ...]:
+    return integers(ids, "ids", lambda problem: SpecError(f"source: {problem}"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from explorer import Edit, SpecError
+from explorer.given import Once
 from explorer.positions import Extent
 from explorer.resolve import RowEdit, resolve
 from explorer.specs import parse, to_json
@@ -24,7 +25,7 @@ def no_source(origin, point, where):
 
 
 def rows_of(*edits: Edit, extent: Extent = PROMPT, dtype: torch.dtype = torch.float32, source=no_source):
-    return resolve(parse(list(edits)), CATALOGUE, extent, dtype, source)
+    return resolve(parse(list(edits)), CATALOGUE, extent, dtype, source, Once())
 
 
 def one(hook: str = STREAM, op: str = "suppress", *, extent: Extent = PROMPT, dtype=torch.float32, **fields) -> RowEdit:

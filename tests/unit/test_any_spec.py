@@ -57,7 +57,7 @@ def edits(draw, extent: Extent = GENERATING) -> Edit:
     return Edit(hook, op, pos=pos, head=head, phase=phase, **fields)
 
 
-def same_length(origin, point, where):
+def same_length(origin, point):
     return GENERATING, "key"
 
 

@@ -35,17 +35,17 @@ def patched(extent: Extent = PROMPT, of: Extent = PROMPT, **fields) -> RowEdit:
     ],
 )
 def test_source_forms(source, expected):
-    made = as_source(source, "edit 1")
+    made = as_source(source)
     assert made == expected
-    assert as_source(made, "edit 1") is made
-    assert as_source(made.to_json(), "edit 1") == expected
+    assert as_source(made) is made
+    assert as_source(made.to_json()) == expected
     assert Edit(STREAM, "patch", source=source).to_json()["source"] == expected.to_json()
 
 
 def test_a_run_stays_with_its_recipe():
     run = FakeRun()
-    assert as_source(run, "").run is run
-    assert "run" not in as_source(run, "").to_json()
+    assert as_source(run).run is run
+    assert "run" not in as_source(run).to_json()
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_values_that_a_run_holds_are_set():
 
 
 def test_a_refused_source_names_the_edit():
-    def source(origin, point, where):
-        raise SpecError(f"{where}: no")
+    def source(origin, point):
+        raise SpecError("no")
 
     with pytest.raises(SpecError, match=r"^edit 2 \(blocks.1.hook_out, patch\): no$") as refused:
         rows_of(Edit(STREAM, "suppress"), Edit(STREAM, "patch", source="w1"), source=source)

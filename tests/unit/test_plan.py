@@ -30,7 +30,7 @@ def patch(source, hook: str = STREAM, **fields):
 
 
 def test_a_plain_run_has_no_waves(plan):
-    plan.add((3, 4), parse(Edit(STREAM, "suppress")), ("logits", STREAM), max_new_tokens=2, seed=5)
+    plan.add((3, 4), parse(Edit(STREAM, "suppress")), (STREAM,), max_new_tokens=2, seed=5)
     (request,) = plan.requests
     assert plan.waves() == []
     assert (request.ids, request.capture, request.hold) == ((3, 4), (STREAM,), False)

@@ -95,7 +95,7 @@ def _pack_edit(edit: RowEdit, tensors: dict[str, Any]) -> dict[str, Any]:
     name = None
     if edit.value is not None:
         packed = pack(edit.value)
-        name = hashlib.sha256(bytes(packed["data"]) + repr((packed["dtype"], packed["shape"])).encode()).hexdigest()
+        name = hashlib.sha256(repr((packed["dtype"], packed["shape"])).encode() + packed["data"]).hexdigest()
         tensors[name] = packed
     rows = edit.rows
     return {
