@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import platform
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -14,9 +16,12 @@ from torch import nn
 from ..errors import EngineError
 from ..resolve import RowEdit
 from ..specs import OPS
+from .host import MOST, Parcel, to_host
 from .protocol import Request, Result
 
-PINS = "microsoft" not in platform.uname().release.lower()  # on WSL, CUDA can lock but little memory
+if TYPE_CHECKING:
+    from .taps import Tap
+
 Columns = slice | torch.Tensor  # which columns of a tensor `(rows, width)`
 
 
@@ -61,9 +66,11 @@ class Held:
     """What is kept for one live request: its edits by hook, and the rows it captured, by hook and first position."""
 
     edits: dict[str, list[RowEdit]]
-    capture: tuple[str, ...]
+    capture: Collection[str]
     stays: bool = False  # what it captures is for patches to read, on the device
     rows: int = 0  # that it will have when its generation does not stop early
+    width: int = 0  # of all hook points that it captures
+    parcel: Parcel | None = None  # takes what a pass on a GPU captures, while it runs
     chunks: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
     head_rows: dict[int, torch.Tensor] = field(default_factory=dict)
     last_logits: dict[int, torch.Tensor] = field(default_factory=dict)  # of its latest rows, by position
@@ -116,7 +123,9 @@ class Rows:
             if problem is not None:
                 raise ValueError(f"{edit.op} at {edit.hook}: {problem}")
             by_hook.setdefault(edit.hook, []).append(edit)
-        return Held(by_hook, tuple(capture), stays, rows)
+        captured = dict.fromkeys(capture)
+        width = sum(math.prod(self._shapes[name]) for name in captured)
+        return Held(by_hook, captured, stays, rows, width)
 
     def release(self, keys: Sequence[str]) -> None:
         """Forget requests, finished or not."""
@@ -130,6 +139,22 @@ class Rows:
             for name in dict.fromkeys((*span.held.edits, *span.held.capture)):
                 work.setdefault(name, []).append(span)
         return {name: work[name] for name in sorted(work, key=self._order.__getitem__)}
+
+    @contextmanager
+    def attached(
+        self, taps: Mapping[str, Tap], work: Mapping[str, Sequence[Span]], device: torch.device
+    ) -> Iterator[None]:
+        """Meanwhile hook points do the work of a pass. What they captured is on its way to the host then."""
+        handles, parcels = [], _parcels(work) if device.type == "cuda" else []
+        try:
+            for name, spans in work.items():
+                handles.append(taps[name].attach(partial(self.handle, name, spans)))
+            yield
+            for parcel in parcels:
+                parcel.send()
+        finally:
+            for handle in reversed(handles):
+                handle.remove()
 
     def handle(self, name: str, spans: Sequence[Span], _: nn.Module, x: torch.Tensor) -> ChangedRows | None:
         """Edit, then capture, the rows `(rows, width)` of one hook point; returns those that edits changed."""
@@ -145,13 +170,22 @@ class Rows:
             touched.update(*rows_of_edits)
         for span in spans:
             if name in span.held.capture:
-                rows = span.of(x).reshape(-1, *self._shapes[name])
-                rows = rows.clone() if span.held.stays else to_host(rows)
-                keep(span.held.chunks.setdefault(name, {}), span.start, rows)
+                self._capture(name, span, x)
         if not touched:
             return None
         index = torch.tensor(sorted(touched), device=x.device)
         return ChangedRows(index, x[index])
+
+    def _capture(self, name: str, span: Span, x: torch.Tensor) -> None:
+        held, shape = span.held, self._shapes[name]
+        rows = x if span.count == x.shape[0] else span.of(x)
+        if held.stays:
+            rows = rows.clone()
+        else:
+            rows = to_host(rows) if held.parcel is None else held.parcel.add(rows)
+        if len(shape) == 2:
+            rows = rows.view(-1, *shape)
+        keep(held.chunks.setdefault(name, {}), span.start, rows)
 
     def count(self, name: str, span: Span, of_edits: Sequence[int]) -> None:
         """Note how many rows of a span each edit at a hook point came to."""
@@ -166,6 +200,14 @@ class Rows:
         source = join(self.held[key].chunks[edit.hook])[list(rows)]
         block = source if source.dim() == 3 else source[:, None]
         return block if edit.heads is None else block[:, list(edit.heads)]
+
+
+def _parcels(work: Mapping[str, Sequence[Span]]) -> list[Parcel]:
+    """Give a parcel to each request that captures in a pass: who keeps a Run keeps what others captured in no case."""
+    spans = {id(span): span for spans in work.values() for span in spans if span.held.width and not span.held.stays}
+    for span in spans.values():
+        span.held.parcel = Parcel(span.held.width * span.count, MOST // len(spans))
+    return [span.held.parcel for span in spans.values() if span.held.parcel is not None]
 
 
 def misfit(edit: RowEdit, shape: tuple[int, ...]) -> str | None:
@@ -228,22 +270,6 @@ def operate(edit: RowEdit, block: torch.Tensor, value: torch.Tensor | None) -> t
     assert value is not None
     value = value.to(device=block.device, dtype=block.dtype)
     return block + value if edit.op == "add" else value.expand_as(block)
-
-
-def to_host(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A copy in the host's memory. From a GPU it is under way when this returns: `wait_for` the device before reading.
-
-    Into page-locked memory, which PyTorch keeps and gives out again: a tenth of the time of a copy to any other.
-    """
-    if x.device.type != "cuda":
-        return x.to("cpu", dtype or x.dtype, copy=True)
-    return torch.empty(x.shape, dtype=dtype or x.dtype, pin_memory=PINS).copy_(x, non_blocking=True)
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until what a device was given to do is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def keep_head_rows(spans: Sequence[Span], hidden: torch.Tensor) -> None:

@@ -37,7 +37,8 @@ class Tap:
 
 def flat(x: torch.Tensor, batch_axes: int | None = None) -> torch.Tensor:
     """`(rows, width)` of a tensor whose first axes count rows: all but the last one, unless told how many."""
-    return x.reshape(x.shape[: x.dim() - 1 if batch_axes is None else batch_axes].numel(), -1)
+    axes = x.dim() - 1 if batch_axes is None else batch_axes
+    return x if axes == 1 and x.dim() == 2 else x.reshape(x.shape[:axes].numel(), -1)
 
 
 def replace(x: torch.Tensor, changed: Changed, batch_axes: int | None = None) -> torch.Tensor:

@@ -211,6 +211,57 @@ def test_the_last_logits_of_who_left_keep_no_others():
     assert [row.untyped_storage().nbytes() for row in first.last_logits.values()] == [20, 20]
 
 
+# --- captures ---------------------------------------------------------------------------------------------------------
+
+
+class Hook:
+    """A tap of a hook point that is fired by hand."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape, self.handler = shape, None
+
+    def attach(self, handler):
+        self.handler = handler
+        return self
+
+    def remove(self) -> None:
+        self.handler = None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])  # on its way from a GPU everything else is as on the CPU
+def test_what_is_captured_is_a_copy_of_each_request_alone(device):
+    taps = {"stream": Hook(6), "heads": Hook(*HEADS)}
+    rows = Rows({name: tap.shape for name, tap in taps.items()})
+    both, one, source = (
+        rows.prepare([], names, hold) for names, hold in ((taps, False), (["heads"], False), (taps, True))
+    )
+    spans = [Span(both, 0, 4, 0), Span(one, 4, 2, 7), Span(source, 6, 4, 0)]
+    stream, projection = torch.randn(10, 6), torch.randn(10, 18)
+    want = stream.clone(), projection[:, 6:12].clone().unflatten(1, HEADS)
+    with rows.attached(taps, rows.work(spans), torch.device(device)):
+        for tap, x in (("stream", stream), ("heads", projection[:, 6:12])):
+            taps[tap].handler(nn.Identity(), x)
+            x.zero_()  # what a model's next kernel may do
+    assert all(tap.handler is None for tap in taps.values())
+    for span in spans:
+        for name, whole in zip(taps, want, strict=True):
+            if name in span.held.capture:
+                assert torch.equal(span.held.chunks[name][span.start], span.of(whole)), name
+    memory = [{x[k].untyped_storage().data_ptr() for x in s.held.chunks.values() for k in x} for s in spans]
+    assert not (memory[0] & memory[1] or memory[1] & memory[2] or memory[0] & memory[2])
+    assert rows.fired == {"stream": 1, "heads": 1}
+
+
+def test_a_pass_that_fails_leaves_nothing_attached():
+    taps = {"h": Hook(6)}
+    rows = Rows({"h": (6,)})
+    work = rows.work([Span(rows.prepare([], ["h"]), 0, 3, 0)])
+    with pytest.raises(RuntimeError, match="out of luck"), rows.attached(taps, work, torch.device("cpu")):
+        assert taps["h"].handler is not None
+        raise RuntimeError("out of luck")
+    assert taps["h"].handler is None
+
+
 def test_hook_points_have_their_turn_in_forward_order():
     rows = Rows({"first": (6,), "second": (6,), "third": (6,)})
     one = rows.prepare([RowEdit("second", "suppress", (0,)), RowEdit("first", "suppress", (0,))], ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,10 +17,11 @@ from ...errors import BootError, Cancelled
 from ...given import first_line, short
 from ...hooks import ModelShape
 from ...models import hub_options
+from ..host import wait_for
 from ..parts import find_parts
 from ..points import Convention
 from ..protocol import Attention, Model, Request, Result, unknown_parameter
-from ..rows import Rows, Span, check, join, keep_head_rows, wait_for
+from ..rows import Rows, Span, check, join, keep_head_rows
 from ..shapes import BATCH_TOKENS, check_sizes, model_dtype, model_length, model_shape, read_config
 from ..study import judge, read
 from ..taps import Tap, flat
@@ -193,10 +194,7 @@ class TransformersEngine:
         spans = [
             Span(self._rows.held[state.request.key], i * width, len(state.ids), 0) for i, state in enumerate(batch)
         ]
-        with ExitStack() as attached:
-            for name, its_spans in self._rows.work(spans).items():
-                handle = self._taps[name].attach(partial(self._rows.handle, name, its_spans))
-                attached.callback(handle.remove)
+        with self._rows.attached(self._taps, self._rows.work(spans), self._device):
             logits = self._forward(ids, partial(_last_rows, spans))
         for span, row in zip(spans, logits, strict=True):
             span.held.last_logits = {span.end: row.clone()}

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ..rows import Span, to_host, wait_for
+from ..host import to_host, wait_for
+from ..rows import Span
 from . import internals
 
 KEYS_AND_VALUES = ("attn.k.hook_out", "attn.v.hook_out", "attn.hook_rot_k")

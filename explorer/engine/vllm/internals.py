@@ -258,10 +258,10 @@ def cache_bytes(runner: Any) -> int:
 
 
 @contextmanager
-def uncompiled(inner: nn.Module) -> Iterator[None]:
+def uncompiled(operations: Sequence[Any]) -> Iterator[None]:
     """Let the layers of this forward pass run as they are written, not as vLLM compiled or recorded them.
 
-    On a GPU with vLLM's own kernels, as in eager mode: a compiled model leaves norms and the like to the compiler.
+    And with vLLM's own kernels for what is `left_to_the_compiler`, as in eager mode.
     """
     from vllm.config import CUDAGraphMode
     from vllm.forward_context import get_forward_context
@@ -269,25 +269,30 @@ def uncompiled(inner: nn.Module) -> Iterator[None]:
     context = get_forward_context()
     context.skip_compiled = True
     context.cudagraph_runtime_mode = CUDAGraphMode.NONE
-    operations = [] if on_cpu() else _left_to_the_compiler(inner)
+    ways = [operation._forward_method for operation in operations]
     for operation in operations:
         operation._forward_method = operation.forward_cuda
     try:
         yield
     finally:
-        for operation in operations:
-            operation._forward_method = operation.forward_native
+        for operation, way in zip(operations, ways, strict=True):
+            operation._forward_method = way
 
 
-def _left_to_the_compiler(inner: nn.Module) -> list[Any]:
-    """The operations that have a kernel of vLLM's and do not use it."""
+def left_to_the_compiler(inner: nn.Module) -> list[Any]:
+    """The operations of a compiled model that have a kernel of vLLM's for a GPU and do not use it: norms and the like.
+
+    Some are compiled on their own (SiLU), which is slower still.
+    """
     from vllm.model_executor.custom_op import CustomOp
 
+    if on_cpu():
+        return []
     return [
         module
         for module in inner.modules()
         if isinstance(module, CustomOp)
-        and module._forward_method == module.forward_native
+        and getattr(module._forward_method, "__name__", None) == "forward_native"  # itself, or compiled from it
         and type(module).forward_cuda is not CustomOp.forward_cuda
     ]
 

@@ -25,14 +25,16 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
     A part of a larger one is copied, or who keeps it would keep the rest of its batch; but not from page-locked memory,
     where the copy takes longer than a small model's forward pass.
 
-    vLLM works in inference mode, and what is made there may not take part in a user's autograd or be written to: the
-    new tensor may.
+    vLLM works in inference mode, and what is made there may not take part in a user's autograd or be written to: what
+    comes back may.
     """
-    here = tensor.detach().cpu()
+    here = tensor.cpu()
     memory = here.untyped_storage()
     if memory.nbytes() > here.nbytes and not here.is_pinned():
         here = here.clone()
         memory = here.untyped_storage()
+    if not here.is_inference():
+        return here
     return torch.empty(0, dtype=here.dtype).set_(memory, here.storage_offset(), here.shape, here.stride())
 
 

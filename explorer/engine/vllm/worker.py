@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +14,11 @@ from ...catalogue import Catalogue
 from ...errors import BootError
 from ...hooks import ModelShape
 from ...resolve import RowEdit
+from ..host import to_host, wait_for
 from ..parts import find_parts
 from ..points import find_taps
 from ..process import keep_freed_memory
-from ..rows import Held, LastLogits, Rows, Span, join, keep_head_rows, to_host, wait_for
+from ..rows import Held, LastLogits, Rows, Span, join, keep_head_rows
 from ..study import judge, read
 from . import internals
 from .blocks import Blocks
@@ -54,6 +53,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         self._place = place = internals.place()
         self._parts = find_parts(self.model_runner.model, reads)
         internals.give_class_back(self._parts.inner)
+        self._operations = internals.left_to_the_compiler(self._parts.inner)
         # some models have the embedding and the norm in every stage, but nothing calls them there
         if not place.first_stage:
             self._parts = replace(self._parts, embedding=None)
@@ -285,11 +285,8 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
             return forward()
         if self._program is not None and self._program.set(work):
             return self._program.run(forward)
-        with contextlib.ExitStack() as attached:
-            attached.enter_context(internals.uncompiled(self._parts.inner))
-            for name, spans in work.items():
-                handle = self._taps[name].attach(partial(self._rows.handle, name, spans))
-                attached.callback(handle.remove)
+        device = internals.device_of(self)
+        with internals.uncompiled(self._operations), self._rows.attached(self._taps, work, device):
             return self._study(forward) if studies else forward()
 
     def _keep_logits(self, logits: torch.Tensor) -> None:
