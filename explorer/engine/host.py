@@ -1,13 +1,16 @@
-"""The host's memory, and the way there from a device."""
+"""The host's memory, and the ways between it and a device."""
 
 from __future__ import annotations
 
 import platform
+from array import array
+from typing import Any
 
 import torch
 
 PINS = "microsoft" not in platform.uname().release.lower()  # on WSL, CUDA can lock but little memory
 MOST = 2**26  # bytes that wait on the device to be copied together, in all parcels of a pass
+TYPES = {"q": torch.int64, "i": torch.int32, "f": torch.float32, "B": torch.uint8}  # of the numbers in arrays
 FEW = 2**20  # bytes for which less memory is not worth one more copy
 
 
@@ -19,6 +22,15 @@ def to_host(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     if x.device.type != "cuda":
         return x.to("cpu", dtype or x.dtype, copy=True)
     return _host_memory(x, x.shape, dtype or x.dtype).copy_(x, non_blocking=True)
+
+
+def to_device(device: torch.device, *arrays: array[Any]) -> list[torch.Tensor]:
+    """Numbers as tensors, in one copy that nothing waits for. Those of more bytes each come first."""
+    host = torch.frombuffer(bytearray().join(arrays), dtype=torch.uint8)
+    if PINS and device.type == "cuda":
+        host = host.pin_memory()  # PyTorch gives it out again only when the copy is done
+    parts = host.to(device, non_blocking=True).split([len(numbers) * numbers.itemsize for numbers in arrays])
+    return [part.view(TYPES[numbers.typecode]) for part, numbers in zip(parts, arrays, strict=True)]
 
 
 def wait_for(device: torch.device) -> None:

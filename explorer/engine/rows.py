@@ -196,10 +196,13 @@ class Rows:
         """The value of `add` and `set`, or the held rows that `patch` copies: `(rows | 1, heads | 1, width | 1)`."""
         if edit.source is None:
             return edit.value
-        key, rows = edit.source
-        source = join(self.held[key].chunks[edit.hook])[list(rows)]
-        block = source if source.dim() == 3 else source[:, None]
-        return block if edit.heads is None else block[:, list(edit.heads)]
+        return self.source(edit)[chosen(edit.source[1])][:, chosen(edit.heads)]
+
+    def source(self, edit: RowEdit) -> torch.Tensor:
+        """All that is held of what `patch` copies from, `(rows, heads | 1, width)`."""
+        assert edit.source is not None
+        rows = join(self.held[edit.source[0]].chunks[edit.hook])
+        return rows if rows.dim() == 3 else rows[:, None]
 
 
 def _parcels(work: Mapping[str, Sequence[Span]]) -> list[Parcel]:
@@ -229,9 +232,22 @@ def misfit(edit: RowEdit, shape: tuple[int, ...]) -> str | None:
     return None
 
 
+def chosen(indices: Sequence[int] | None) -> slice | list[int]:
+    """Indices, or all, as what picks them: a slice where one does, for a GPU would have to be sent a list."""
+    if indices is None:
+        return slice(None)
+    here = list(indices)
+    in_a_row = bool(here) and here == list(range(here[0], here[0] + len(here)))
+    return slice(here[0], here[0] + len(here)) if in_a_row else here
+
+
 def rows_of(edit: RowEdit, span: Span) -> list[tuple[int, int]]:
     """Of the rows that an edit names, those in a span: which of them it is, and which row of the pass."""
-    return [(i, span.row + p - span.start) for i, p in enumerate(edit.rows) if 0 <= p - span.start < span.count]
+    rows, end = edit.rows, span.start + span.count
+    places = range(len(rows))
+    if isinstance(rows, range) and rows.step == 1:  # it may be long, and a span one row
+        places = range(max(0, span.start - rows.start), min(len(rows), end - rows.start))
+    return [(i, span.row + rows[i] - span.start) for i in places if span.start <= rows[i] < end]
 
 
 def apply(
@@ -255,21 +271,21 @@ def apply(
         if value is not None and value.shape[0] > 1:
             value = value[[i for i, _ in at]]
         heads = slice(None) if edit.heads is None else list(edit.heads)
-        block[:, heads] = operate(edit, block[:, heads], value)
+        block[:, heads] = operate(edit.op, edit.factor, block[:, heads], value)
         x[index] = block.reshape(len(index), -1)
     return touched
 
 
-def operate(edit: RowEdit, block: torch.Tensor, value: torch.Tensor | None) -> torch.Tensor:
+def operate(op: str, factor: float | None, block: torch.Tensor, value: torch.Tensor | None) -> torch.Tensor:
     """One op on the chosen rows and heads, `(rows, heads, width)`."""
-    if edit.op == "suppress":
+    if op == "suppress":
         return torch.zeros_like(block)
-    if edit.op == "scale":
-        assert edit.factor is not None
-        return block * edit.factor
+    if op == "scale":
+        assert factor is not None
+        return block * factor
     assert value is not None
     value = value.to(device=block.device, dtype=block.dtype)
-    return block + value if edit.op == "add" else value.expand_as(block)
+    return block + value if op == "add" else value.expand_as(block)
 
 
 def keep_head_rows(spans: Sequence[Span], hidden: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.catalogue import Catalogue
 from explorer.engine.parts import find_parts
@@ -172,14 +173,155 @@ def test_a_pass_that_fails_counts_nothing():
     assert held[0].edited == {} and not model.rows.fired
 
 
+def hold(model: Model, hook: str, *chunks: int, key: str = "source") -> torch.Tensor:
+    """Rows of a hook point that a run holds, which fed so many at a time."""
+    source = model.rows.held.setdefault(key, model.rows.prepare([], (), stays=True))
+    rows = torch.randn(sum(chunks), *POINTS[hook].shape)
+    source.chunks[hook] = {sum(chunks[:i]): part.clone() for i, part in enumerate(rows.split(chunks))}
+    return rows
+
+
+def patch(hook: str, rows, source_rows, heads=None, key: str = "source") -> RowEdit:
+    return RowEdit(hook, "patch", rows, heads, None, None, (key, tuple(source_rows)))
+
+
 def test_a_patch_reads_what_another_request_held():
     model, hook = Model(torch.float32), "blocks.0.hook_out"
-    source = model.rows.prepare([], (hook,), stays=True)
-    rows = torch.randn(3, SHAPE.d_model)
-    source.chunks[hook] = {0: rows}
-    model.rows.held["source"] = source
-    patch = RowEdit(hook, "patch", (0, 1), None, None, None, ("source", (2, 0)))
-    _, work = model.work([patch], [])
+    hold(model, hook, 3)
+    _, work = model.work([patch(hook, (0, 1), (2, 0))], [])
     assert model.program.set(work)
     got = model.program.run(lambda: model.forward())
     assert torch.equal(got, model.written(work))
+
+
+def made(model: Model, hook: str, x: torch.Tensor) -> torch.Tensor:
+    """What the tables make of the rows of a hook point."""
+    entry = model.program._entry[model.program._numbers[hook], : len(x)]
+    return model.program._tables[x.shape[1]].changed(entry, x).put(x)
+
+
+def by_hand(
+    hook: str, x: torch.Tensor, requests: list[list[RowEdit]], sources: dict[str, torch.Tensor], start: int = 0
+) -> torch.Tensor:
+    """The rows of requests, three each from position `start` on, edited number by number in plain PyTorch."""
+    shape = POINTS[hook].shape
+    heads, width = shape if len(shape) == 2 else (1, shape[0])
+    out = x.clone().reshape(len(x), heads, width)
+    for request, of_request in enumerate(requests):
+        for e in of_request:
+            for place, position in enumerate(e.rows):
+                for number, head in enumerate(range(heads) if e.heads is None else e.heads):
+                    if e.hook != hook or not start <= position < start + 3:
+                        continue
+                    cells = out[3 * request + position - start, head]
+                    if e.op == "suppress":
+                        cells.zero_()
+                    elif e.op == "scale":
+                        cells *= e.factor
+                    elif e.op == "patch":
+                        cells.copy_(sources[e.source[0]][e.source[1][place]].reshape(heads, width)[head])
+                    else:
+                        given = e.value.expand(len(e.rows), heads if e.heads is None else len(e.heads), width)
+                        cells.copy_(given[place, number] + (cells if e.op == "add" else 0))
+    return out.reshape(x.shape)
+
+
+Z = "blocks.0.attn.o.hook_in"
+VALUES = [value(Z, 1, 0), value(Z, 2, 1), value(Z, 1, 2)[:, :, :1], value(Z, 1, 3)[:, :1]]
+
+
+@st.composite
+def edits_of_heads(draw) -> list[RowEdit]:
+    """Up to three edits of positions 0 to 4."""
+    made = []
+    for _ in range(draw(st.integers(0, 3))):
+        op = draw(st.sampled_from(["suppress", "scale", "add", "set", "patch"]))
+        rows = draw(st.sampled_from([(0,), (1, 2), (4, 3), range(5), range(1, 4)]))
+        heads = draw(st.sampled_from([None, (0,), (3, 1), (1, 2)]))
+        if op == "patch":
+            read = draw(st.permutations(range(5)))[: len(rows)]
+            made.append(patch(Z, rows, read, heads, draw(st.sampled_from("ab"))))
+        elif op in ("add", "set"):
+            given = draw(st.sampled_from([v for v in VALUES if v.shape[0] in (1, len(rows))]))
+            given = given if heads is None or given.shape[1] == 1 else given[:, list(heads)]
+            made.append(edit(Z, op, rows, heads, given))
+        else:
+            made.append(edit(Z, op, rows, heads, None, draw(st.sampled_from([0.5, -2.0])) if op == "scale" else None))
+    return made
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(edits_of_heads(), edits_of_heads(), st.sampled_from([0, 2])), min_size=1, max_size=3))
+def test_rows_are_what_plain_pytorch_makes_of_them(steps):
+    model = Model(torch.float32)
+    sources = {"a": hold(model, Z, 5, key="a"), "b": hold(model, Z, 2, 3, key="b")}
+    for *requests, start in steps:
+        held = [model.rows.prepare(of_request, ()) for of_request in requests]
+        if model.program.set(model.rows.work([Span(h, 3 * i, 3, start) for i, h in enumerate(held)])):
+            x = torch.randn(6, SHAPE.heads * SHAPE.d_head)
+            x[0] = torch.inf  # it is left alone, or makes what it makes
+            assert torch.equal(made(model, Z, x), by_hand(Z, x, requests, sources, start))
+
+
+def test_each_value_is_told_from_those_that_were():
+    """Also from one that is gone, where it may lie in memory now."""
+    model, hook = Model(torch.float32), "blocks.0.hook_out"
+    x = torch.randn(6, SHAPE.d_model)
+    for seed in range(20):
+        request = [edit(hook, "set", value=value(hook, 1, seed))]
+        assert model.program.set(model.work(request, [])[1])
+        assert torch.equal(made(model, hook, x), by_hand(hook, x, [request, []], {}))
+        model.program.run(lambda: None)
+        del request
+
+
+def test_tables_that_were_half_filled_are_filled_again():
+    model, hook, other = Model(torch.float32), "blocks.0.hook_out", "blocks.1.hook_out"
+    sources = {"source": hold(model, hook, 3), "bad": hold(model, hook, 3, key="bad")}
+    model.rows.held["bad"].chunks[hook] = {0: torch.zeros(3, SHAPE.d_model + 1)}
+    good = [patch(hook, (0, 1), (2, 0)), edit(other, "scale", factor=3.0)]
+    x = torch.randn(6, SHAPE.d_model)
+    assert model.program.set(model.work(good, [])[1])
+    with pytest.raises(RuntimeError):
+        model.program.set(model.work([edit(hook, "suppress", (0,)), patch(hook, (1,), (1,), key="bad")], [])[1])
+    assert model.program.set(model.work(good, [])[1])
+    assert torch.equal(made(model, hook, x), by_hand(hook, x, [good, []], sources))
+    assert torch.equal(made(model, other, x), by_hand(other, x, [good, []], sources))
+
+
+class Counted(TorchDispatchMode):
+    """How many operations PyTorch is given."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("heads", [False, True])
+def test_many_patches_take_no_more_operations_than_few(heads):
+    """On a GPU one of them costs more than what Python has to do for an edit."""
+    model = Model(torch.float32)
+    sources = {"source": hold(model, Z, 8)}
+    counts = []
+    for few in (2, 5):
+        requests = [[patch(Z, (n % 3,), (few + n % 3,), (n % 4,) if heads else None)] for n in range(few)]
+        _, work = model.work(*requests)
+        with Counted() as counted:
+            assert model.program.set(work)
+        counts.append(counted.count)
+        x = torch.randn(15, SHAPE.heads * SHAPE.d_head)
+        assert torch.equal(made(model, Z, x), by_hand(Z, x, requests, sources))
+    assert counts[0] == counts[1]
+
+
+def test_what_stays_as_it_was_takes_no_operation():
+    model, hook = Model(torch.float32), "blocks.0.hook_out"
+    request = [edit(hook, "scale", (1, 2), factor=2.0)]
+    assert model.program.set(model.work(request, [])[1])
+    with Counted() as counted:
+        assert model.program.set(model.work(request, [])[1])
+    assert not counted.count
+    x = torch.randn(6, SHAPE.d_model)
+    assert torch.equal(made(model, hook, x), by_hand(hook, x, [request, []], {}))

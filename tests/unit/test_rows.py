@@ -10,7 +10,7 @@ from torch import nn
 
 from explorer import EngineError
 from explorer.engine.protocol import Request, Result
-from explorer.engine.rows import Held, LastLogits, Rows, Span, apply, check, join, keep
+from explorer.engine.rows import Held, LastLogits, Rows, Span, apply, check, chosen, join, keep, rows_of
 from explorer.resolve import RowEdit
 
 HEADS = (2, 3)
@@ -268,3 +268,16 @@ def test_hook_points_have_their_turn_in_forward_order():
     other = rows.prepare([], ("third", "first"))
     spans = [Span(one, 0, 3, 0), Span(other, 3, 3, 0)]
     assert list(rows.work(spans)) == list(rows.work(spans[::-1])) == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("rows", [range(5), range(3, 9), range(0, 9, 2), range(5, 0, -1), range(0), (7, 2, 3), (4,)])
+def test_the_rows_of_an_edit_in_a_span(rows):
+    for start, count in itertools.product(range(9), range(1, 4)):
+        want = [(i, 10 + p - start) for i, p in enumerate(rows) if p in range(start, start + count)]
+        assert rows_of(edit(rows=rows), Span(held(), 10, count, start)) == want
+
+
+@pytest.mark.parametrize("indices", [(), (3,), (2, 3, 4), (4, 3), (0, 2), (9,)])
+def test_chosen_rows(indices):
+    assert torch.arange(10)[chosen(indices)].tolist() == list(indices)
+    assert isinstance(chosen(indices), slice) == (indices in [(3,), (2, 3, 4), (9,)])

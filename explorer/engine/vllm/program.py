@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ...resolve import RowEdit
+from ..host import to_device
 from ..parts import Parts
-from ..rows import Columns, Rows, Span, rows_of
+from ..rows import Columns, Rows, Span, chosen, operate, rows_of
 from ..taps import Handle, Handler, Tap
 from . import internals
 
@@ -58,7 +62,9 @@ class Table(nn.Module):
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.size = min(MOST_ENTRIES, MOST_BYTES // (width * (1 + dtype.itemsize)))
-        self._filled: dict[Any, Entry] = {}
+        self._nothing = torch.zeros(1, 1, 1, dtype=dtype, device=device)
+        self._filled: Sequence[Entry] = ()
+        self._made_of: Sequence[torch.Tensor] = ()  # alive: entries are told apart by where these are
         self.register_buffer("how", torch.zeros(self.size, width, dtype=torch.uint8, device=device), persistent=False)
         self.register_buffer("factor", torch.ones(self.size, 1, dtype=torch.float32, device=device), persistent=False)
         self.register_buffer("value", torch.zeros(self.size, width, dtype=dtype, device=device), persistent=False)
@@ -70,16 +76,45 @@ class Table(nn.Module):
         new = torch.where(how == SET, value, torch.where(how == ADDED, x + value, scaled))
         return ChangedWhere((entry > 0)[:, None], new)
 
-    def fill(self, entries: Mapping[Any, Entry]) -> None:
-        """Have these entries, by what makes them, from 1 on."""
-        if not entries or list(entries) == list(self._filled):
+    def fill(self, plan: Plan) -> None:
+        """Have the entries of a plan, from 1 on."""
+        entries = list(plan.entries)
+        if not entries or entries == self._filled:
             return
-        self._filled = {}  # should this fail halfway
+        self._filled = ()  # should this fail halfway
+        values = [self._values(entry, plan.tensors) for entry in entries]
+        patterns = {how: number for number, how in enumerate(dict.fromkeys(how for how, _ in plan.ways))}
+        pattern, rows, factor, how = to_device(
+            self.how.device,
+            array("q", [patterns[how] for how, _ in plan.ways]),
+            array("q", [row for _, row in values]),
+            array("f", [factor for _, factor in plan.ways]),
+            array("B", b"".join(patterns)),
+        )
         whole = slice(1, 1 + len(entries))
-        self.how[whole] = torch.stack([entry.how for entry in entries.values()]).to(self.how.device)
-        self.factor[whole, 0] = torch.tensor([entry.factor for entry in entries.values()]).to(self.factor)
-        self.value[whole] = torch.stack([entry.value.to(self.value) for entry in entries.values()])
-        self._filled = dict(entries)
+        self.how[whole] = how.view(len(patterns), -1).index_select(0, pattern)
+        self.factor[whole, 0] = factor
+        for _, run in groupby(range(len(entries)), lambda i: id(values[i][0])):
+            first, *more = run
+            end = first + 1 + len(more)
+            taken = values[first][0].index_select(0, rows[first:end])
+            self.value[1 + first : 1 + end].view(-1, *entries[first].blocks).copy_(taken)
+        self._filled = entries
+        self._made_of = [tensor for origin, tensor in plan.tensors.items() if isinstance(origin, int)]
+
+    def _values(self, entry: Entry, tensors: Mapping[Origin, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        """A tensor `(rows, heads | 1, width | 1)`, and its row with an entry's values; where it has none, others."""
+        first, *more = entry.parts
+        tensor = tensors.get(first.origin, self._nothing)
+        if not more and (first.heads is None or isinstance(first.origin, tuple) or tensor.shape[1] == 1):
+            return tensor, first.row
+        values = self._nothing.repeat(1, *entry.blocks)
+        for part in entry.parts:
+            heads = chosen(part.heads)
+            value = tensors.get(part.origin, self._nothing)[part.row : part.row + 1]
+            value = value[:, heads] if isinstance(part.origin, tuple) else value
+            values[:, heads] = operate(part.op, part.factor, values[:, heads], value)
+        return values, 0
 
 
 class Places(nn.Module):
@@ -96,53 +131,80 @@ class Places(nn.Module):
         self.tables = nn.ModuleDict({str(width): table for width, table in tables.items()})
 
 
+Origin = int | tuple[str, str] | None  # of values: where their tensor is, or whose rows of which hook point they are
+
+
+class Part(NamedTuple):
+    """An edit of one row, and which row of which tensor is its value."""
+
+    op: str
+    heads: tuple[int, ...] | None
+    factor: float | None
+    origin: Origin
+    row: int
+
+
 class Entry(NamedTuple):
-    """What is done to the columns of a row: `how` `(width,)` uint8, `factor`, `value` `(width,)`."""
+    """The edits of one row `(heads, width)`, in order. Entries that are equal do the same."""
 
-    how: torch.Tensor
-    factor: float
-    value: torch.Tensor
-    made_of: Sequence[torch.Tensor | None] = ()  # alive as long as this is: they are told apart by where they are
+    blocks: tuple[int, int]
+    parts: tuple[Part, ...]
 
 
-def fold(
-    parts: Sequence[tuple[RowEdit, torch.Tensor | None]], shape: tuple[int, ...], dtype: torch.dtype
-) -> Entry | None:
-    """Edits of one row, in order, as one entry; None when there is none that does exactly the same.
+@lru_cache(MOST_ENTRIES)
+def fold(blocks: tuple[int, int], edits: Sequence[tuple[Any, ...]]) -> tuple[bytes, float] | None:
+    """Op, heads and factor of edits of one row, in order, as what an entry does to each column, and by which factor.
 
-    Each comes with its value for the row, `(heads | 1, width | 1)`.
+    None when there is no entry that does exactly the same.
     """
-    blocks = shape if len(shape) == 2 else (1, shape[0])
-    device = next((value.device for _, value in parts if value is not None), torch.device("cpu"))
-    how = torch.zeros(blocks, dtype=torch.uint8)
-    values = torch.zeros(blocks, dtype=dtype, device=device)
-    factor: float | None = None
-    for edit, value in parts:
-        heads = slice(None) if edit.heads is None else list(edit.heads)
-        before = how[heads]
-        if edit.op == "suppress":
-            how[heads], values[heads] = SET, 0
-        elif edit.op == "scale":
-            assert edit.factor is not None
-            if (before == SET).all():
-                values[heads] = values[heads] * edit.factor
-            elif (before == KEPT).all() and factor in (None, edit.factor):
-                how[heads], factor = SCALED, edit.factor
-            else:
-                return None
-        else:
-            assert value is not None
-            value = value.to(values)
-            if edit.op != "add":
-                how[heads], values[heads] = SET, value
-            elif (before == SET).all():
-                values[heads] = values[heads] + value
-            elif (before == KEPT).all():
-                how[heads], values[heads] = ADDED, value
-            else:
-                return None
-    made_of = [edit.value for edit, _ in parts]
-    return Entry(how.reshape(-1), 1.0 if factor is None else factor, values.reshape(-1), made_of)
+    how, factor = [KEPT] * blocks[0], None
+    for op, heads, by in edits:
+        at = range(blocks[0]) if heads is None else heads
+        before, kind = {how[head] for head in at}, {"scale": SCALED, "add": ADDED}.get(op, SET)
+        if before == {SET}:
+            continue  # to what is scaled, added to or replaced
+        if kind != SET and (before != {KEPT} or (kind == SCALED and factor not in (None, by))):
+            return None
+        factor = by if kind == SCALED else factor
+        for head in at:
+            how[head] = kind
+    return b"".join(bytes([kind]) * blocks[1] for kind in how), 1.0 if factor is None else factor
+
+
+class Plan:
+    """What a table, which has `room` for so many entries, has to hold for a step."""
+
+    def __init__(self, room: int) -> None:
+        self.entries: dict[Entry, int] = {}  # numbered from 1 on
+        self.ways: list[tuple[bytes, float]] = []  # of the entries, as `fold` has it
+        self.tensors: dict[Origin, torch.Tensor] = {}
+        self._room = room
+
+    def parts(self, edit: RowEdit, touched: Sequence[tuple[int, int]], rows: Rows) -> list[tuple[int, Part]]:
+        """The part of an edit in each row that it touches (see `rows_of`)."""
+        if not touched or edit.heads == ():  # none of the heads that it chooses is held here
+            return []
+        origin: Origin = None
+        at: Sequence[int] = (0,)
+        if edit.source is not None:
+            origin, at = (edit.source[0], edit.hook), edit.source[1]
+            if origin not in self.tensors:
+                self.tensors[origin] = rows.source(edit)
+        elif edit.value is not None:
+            origin, at = id(edit.value), range(edit.value.shape[0])
+            self.tensors[origin] = edit.value
+        of_edit, each = (edit.op, edit.heads, edit.factor, origin), len(at) > 1
+        return [(row, Part(*of_edit, at[place if each else 0])) for place, row in touched]
+
+    def number(self, entry: Entry) -> int | None:
+        """Which entry of the table that is; None when it can do no such thing, or is full."""
+        number = self.entries.get(entry)
+        if number is None and len(self.ways) < self._room:
+            way = fold(entry.blocks, tuple(part[:3] for part in entry.parts))
+            if way is not None:
+                self.ways.append(way)
+                number = self.entries[entry] = len(self.ways)
+        return number
 
 
 class Program:
@@ -150,12 +212,12 @@ class Program:
 
     def __init__(self, runner: Any, parts: Parts, taps: Mapping[str, Tap], rows: Rows, dtype: torch.dtype) -> None:
         """`taps` are those of the hook points that can be edited."""
-        self._taps, self._rows, self._dtype = taps, rows, dtype
+        self._taps, self._rows = taps, rows
         self._numbers = {name: number for number, name in enumerate(taps)}
         room = internals.most_rows(runner)
         # of each row, by hook point
         self._entry = torch.zeros(len(taps), room, dtype=torch.int32, device=runner.device)
-        self._used = False
+        self._placed: tuple[array[int], array[int]] | None = (array("q"), array("i"))  # where, and which entries
         self._counts: list[tuple[str, Span, list[int]]] = []  # of the step that is set: hook, span, rows of each edit
         self._tables = {
             width: Table(width, dtype, runner.device) for width in {math.prod(t.shape) for t in taps.values()}
@@ -178,45 +240,41 @@ class Program:
 
     def set(self, work: Mapping[str, Sequence[Span]]) -> bool:
         """Make a step's work what the program does; False when it cannot: a capture, or more than the tables hold."""
-        plans = {width: _Plan() for width in self._tables}
+        plans = {width: Plan(table.size - 1) for width, table in self._tables.items()}
         counts: list[tuple[str, Span, list[int]]] = []
+        places, numbers = array("q"), array("i")
         for name, spans in work.items():
-            if name not in self._taps or any(name in span.held.capture for span in spans):
+            if name not in self._taps:
                 return False
             shape = self._taps[name].shape
-            table, plan = self._tables[math.prod(shape)], plans[math.prod(shape)]
-            number = self._numbers[name]
+            blocks = shape if len(shape) == 2 else (1, shape[0])
+            plan, first = plans[math.prod(shape)], self._numbers[name] * self._entry.shape[1]
             for span in spans:
+                if name in span.held.capture:
+                    return False
                 edits = span.held.edits[name]
                 touched = [rows_of(edit, span) for edit in edits]
                 counts.append((name, span, [len(of_edit) for of_edit in touched]))
-                for row, parts in self._by_row(name, edits, touched).items():
-                    if not plan.add(number, row, parts, shape, self._dtype) or len(plan.entries) >= table.size:
+                by_row: dict[int, tuple[Part, ...]] = {}
+                for edit, of_edit in zip(edits, touched, strict=True):
+                    for row, part in plan.parts(edit, of_edit, self._rows):
+                        by_row[row] = (*by_row.get(row, ()), part)
+                for row, parts in by_row.items():
+                    number = plan.number(Entry(blocks, parts))
+                    if number is None:
                         return False
+                    places.append(first + row)
+                    numbers.append(number)
         for width, plan in plans.items():
-            self._tables[width].fill(plan.entries)
-        if self._used:
+            self._tables[width].fill(plan)
+        if (places, numbers) != self._placed:
+            self._placed = None  # should this fail halfway
             self._entry.zero_()
-        rows = [row for plan in plans.values() for row in plan.rows]
-        hooks, places, numbers = torch.tensor(rows or [(0, 0, 0)]).to(self._entry.device).unbind(1)
-        self._entry[hooks, places] = numbers.to(self._entry.dtype)
-        self._used = True
+            if places:
+                self._entry.view(-1).index_copy_(0, *to_device(self._entry.device, places, numbers))
+            self._placed = places, numbers
         self._counts = counts
         return True
-
-    def _by_row(
-        self, name: str, edits: Sequence[RowEdit], touched: Sequence[Sequence[tuple[int, int]]]
-    ) -> dict[int, list[_Part]]:
-        """The edits of each row, with its place among the values that they give."""
-        by_row: dict[int, list[_Part]] = {}
-        for edit, rows in zip(edits, touched, strict=True):
-            if not rows or edit.heads == ():
-                continue
-            values = self._rows.value(edit)
-            each = values is not None and values.shape[0] > 1
-            for place, row in rows:
-                by_row.setdefault(row, []).append(_Part(edit, values, place if each else 0))
-        return by_row
 
     def run(self, forward: Callable[[], Any]) -> Any:
         """Run the model with the program in it."""
@@ -226,41 +284,6 @@ class Program:
             self._rows.count(name, span, of_edits)
         self._rows.fired.update({name for name, _, _ in counts})
         return hidden
-
-
-class _Part(NamedTuple):
-    """One edit of one row; `values` `(rows | 1, heads | 1, width | 1)`, of which it takes one row."""
-
-    edit: RowEdit
-    values: torch.Tensor | None
-    place: int
-
-    def key(self) -> tuple[Any, ...]:
-        """Equal for parts that do the same, while their tensors are alive."""
-        edit = self.edit
-        source = edit.source and (edit.source[0], edit.hook, edit.source[1][self.place])
-        return edit.op, edit.heads, edit.factor, source, id(edit.value), 0 if source else self.place
-
-
-class _Plan:
-    """Entries that a step needs, by what makes them, and the rows they apply to."""
-
-    def __init__(self) -> None:
-        self.entries: dict[Any, Entry] = {}
-        self.numbers: dict[Any, int] = {}
-        self.rows: list[tuple[int, int, int]] = []
-
-    def add(self, hook: int, row: int, parts: Sequence[_Part], shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        """Edit a row of a hook point; False when no entry does what its edits do."""
-        key = (shape, *(part.key() for part in parts))
-        if key not in self.entries:
-            entry = fold([(p.edit, None if p.values is None else p.values[p.place]) for p in parts], shape, dtype)
-            if entry is None:
-                return False
-            self.entries[key] = entry
-            self.numbers[key] = len(self.entries)
-        self.rows.append((hook, row, self.numbers[key]))
-        return True
 
 
 def _by_layer(parts: Parts) -> dict[str, list[nn.Module]]:
