@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import html
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -209,6 +210,7 @@ def _is_glob(name: str) -> bool:
     return any(character in name for character in "*?[")
 
 
+@functools.lru_cache(maxsize=2**14)  # else it takes longer than capturing what matches
 def _matches(name: str, glob: str) -> bool:
     """Whether a glob matches. In `blocks.<layer>.<rest>` layer and rest are matched apart."""
     pair = (name.split(".", 2), glob.split(".", 2))

@@ -147,9 +147,13 @@ def _places(values: Mapping[Any, Any], fused: bool) -> list[Any]:
 
     A model's very first layer has no second one: there the first is the whole stream.
     """
-    numbers = [k for k, x in values.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
-    alike = [k for k in numbers if values[k].shape == values[numbers[0]].shape]
-    return alike[: 2 if fused else 1]
+    found: list[Any] = []
+    for place, x in values.items():
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and (not found or x.shape == values[found[0]].shape):
+            found.append(place)
+            if len(found) == 1 + fused:
+                break
+    return found
 
 
 def _rewritten(module: nn.Module, values: dict[Any, Any], fused: bool, handler: Handler) -> dict[Any, Any] | None:
