@@ -346,15 +346,16 @@ def keep(chunks: dict[int, torch.Tensor], start: int, rows: torch.Tensor) -> Non
     chunks[start] = rows
 
 
-def join(chunks: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Chunks by first position, in token order. Where two overlap the later one counts."""
+def join(chunks: dict[int, torch.Tensor], most: int | None = None) -> torch.Tensor:
+    """Chunks by first position, in token order, `most` rows of them. Where two overlap the later one counts."""
     out: list[torch.Tensor] = []
     end: int | None = None
     for start in sorted(chunks, reverse=True):
         rows = chunks[start] if end is None else chunks[start][: end - start]
         out.append(rows)
         end = start
-    return out[0] if len(out) == 1 else torch.cat(out[::-1])
+    whole = out[0] if len(out) == 1 else torch.cat(out[::-1])
+    return whole if most is None or whole.shape[0] <= most else whole[:most]
 
 
 def check(request: Request, result: Result, edited: Mapping[str, Sequence[int]]) -> None:

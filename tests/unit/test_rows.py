@@ -132,6 +132,8 @@ def test_chunks_join_in_token_order(cuts):
     for start, end in itertools.pairwise([0, *cuts, 6]):
         keep(chunks, start, rows[start:end])
     assert torch.equal(join(chunks), rows)
+    for most in (3, 6, 7):
+        assert torch.equal(join(chunks, most), rows[:most])
 
 
 def test_one_chunk_is_not_copied():

@@ -298,18 +298,20 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         """The tensors, on their way to the host."""
         answer: dict[str, Any] = {
             "captures": {
-                name: _in_host(join(chunks)[:rows])
+                name: _in_host(join(chunks, rows))
                 for name, chunks in held.chunks.items()
                 if copies or self._shards[name].copy == 0
             },
             "edited": held.edited,
         }
         if held.head_rows and self._place.rank == 0:
-            answer["head_rows"] = _in_host(join(held.head_rows)[:rows])
+            answer["head_rows"] = _in_host(join(held.head_rows, rows))
         if held.last_logits and self._place.rank == 0:
             answer["last_logits"] = _in_host(held.last_logits[rows - 1], torch.float32)
         return answer
 
 
 def _in_host(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return x.to(dtype or x.dtype) if x.device.type == "cpu" else to_host(x, dtype)
+    if x.device.type != "cpu":
+        return to_host(x, dtype)
+    return x if dtype is None else x.to(dtype)
