@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -183,17 +184,26 @@ class Run:
 
     def top(self, k: int = 10, position: int = -1) -> list[TopToken]:
         """The k most probable next tokens at a position, best first."""
-        return self._best(whole(k, "k"), metrics.log_probs(self.logits_at(position)))
+        ids = self.best(k, position)
+        values = self.log_probs_of(ids, position)
+        texts = self.texts(ids)
+        return [TopToken(t, i, math.exp(v), v) for t, i, v in zip(texts, ids, values, strict=True)]
 
-    def _best(self, k: int, logprobs: torch.Tensor) -> list[TopToken]:
-        if k < 1:
+    def best(self, k: int, position: int = -1) -> list[int]:
+        """The ids of `top`."""
+        if whole(k, "k") < 1:
             raise ValueError(f"k must be at least 1, not {k}")
-        values, ids = logprobs.topk(min(k, logprobs.shape[0]))
-        texts = self._origin_texts(ids.tolist())
-        return [
-            TopToken(t, i, p, v)
-            for t, i, p, v in zip(texts, ids.tolist(), values.exp().tolist(), values.tolist(), strict=True)
-        ]
+        row = self._row(position)
+        ids = metrics.largest(row, whole(k, "k"))
+        if not _finite(row[ids]):
+            raise NotFinite(self._overflow(f"position {self._place(position)}"))
+        return ids
+
+    def log_probs_of(self, ids: Sequence[int], position: int = -1) -> list[float]:
+        """Log-probabilities of some next tokens at a position, for whoever asked for the `best` there."""
+        row = self._row(position)
+        above = metrics.normalizer(row)
+        return [value - above for value in row[list(ids)].tolist()]
 
     def logit_diff(self, a: str | int, b: str | int, position: int = -1) -> float:
         """logit(a) - logit(b) at a position; a and b are one-token strings or ids."""
@@ -205,14 +215,21 @@ class Run:
 
         IndexError past the rows; `NotFinite` for logits that are NaN or infinite.
         """
+        row = self._row(position)
+        if not _finite(row):
+            raise NotFinite(self._overflow(f"position {self._place(position)}"))
+        return row.clone()
+
+    def _place(self, position: int) -> int:
         at = whole(position, "position", "; -1 is the last row")
         if not -self.rows <= at < self.rows:
             raise IndexError(f"position {at} is past the run's {self.rows} rows")
-        at %= self.rows
-        row = self._last_logits if at == self.rows - 1 else self._every_logit()[at]
-        if not _finite(row):
-            raise NotFinite(self._overflow(f"position {at}"))
-        return row.clone()
+        return at % self.rows
+
+    def _row(self, position: int) -> torch.Tensor:
+        """The run's own memory."""
+        at = self._place(position)
+        return self._last_logits if at == self.rows - 1 else self._every_logit()[at]
 
     def token_id(self, token: str | int) -> int:
         """The id of a one-token string, or the id itself. ValueError when it is several tokens."""
@@ -281,7 +298,8 @@ class Run:
             "makes it again, and safetensors saves what it captured"
         )
 
-    def _origin_texts(self, ids: Sequence[int]) -> list[str]:
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """What tokens stand for."""
         return [token.text for token in token_table(self._origin.tokenizer, ids)]
 
     def __repr__(self) -> str:
@@ -313,11 +331,11 @@ class Comparison:
 
     def top(self, k: int = 10, position: int = -1) -> list[TokenChange]:
         """The union of both runs' k most probable next tokens, most probable (in either) first."""
-        runs, count = (self.clean, self.patched), whole(k, "k")
-        logprobs = [metrics.log_probs(run.logits_at(position)) for run in runs]
-        texts = {t.id: t.text for run, its in zip(runs, logprobs, strict=True) for t in run._best(count, its)}
-        probs = zip(*(its[list(texts)].exp().tolist() for its in logprobs), strict=True)
-        rows = [TokenChange(text, i, c, p, p - c) for (i, text), (c, p) in zip(texts.items(), probs, strict=True)]
+        runs = (self.clean, self.patched)
+        ids = list(dict.fromkeys(i for run in runs for i in run.best(k, position)))
+        clean, patched = ([math.exp(v) for v in run.log_probs_of(ids, position)] for run in runs)
+        texts = self.clean.texts(ids)
+        rows = [TokenChange(t, i, c, p, p - c) for t, i, c, p in zip(texts, ids, clean, patched, strict=True)]
         return sorted(rows, key=lambda row: -max(row.clean_prob, row.patched_prob))
 
     def logit_diff(self, a: str | int, b: str | int, position: int = -1) -> Difference:

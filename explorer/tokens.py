@@ -123,9 +123,9 @@ def token_table(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
     `text` holds real characters (a leading space is a space, a newline a newline); a token that is only part of a
     character's bytes shows them in hexadecimal, and an id without a word (vocabularies are padded) as `⟨id 151900⟩`.
     """
-    special = set(tokenizer.all_special_ids)
-    added = {i for i, token in tokenizer.added_tokens_decoder.items()}
-    special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    decoder = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(i for i, token in decoder.items() if token.special)}
+    added = set(decoder)
     scheme = _scheme(tokenizer)
     table = []
     for position, number in enumerate(ids):

@@ -4,7 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+
+DEPTH = 32  # entries of a vocabulary that are looked at together
+
+
+def largest(logits: torch.Tensor, k: int) -> list[int]:
+    """The ids of the k largest of a row of logits `(d_vocab,)`, in order; of equal ones the lower id comes first.
+
+    A fraction of the time of `topk`, which looks at every entry: the k largest are in the k columns with the largest
+    maxima.
+    """
+    x = logits.numpy()
+    width = len(x) // DEPTH
+    chosen = np.arange(len(x))
+    if k < width:
+        columns = chosen[: width * DEPTH].reshape(DEPTH, width)
+        most = x[: columns.size].reshape(DEPTH, width).max(0)
+        among = ~(most < np.partition(most, -k)[-k])  # all of them where one is no number
+        chosen = np.concatenate([columns[:, among].ravel(), chosen[columns.size :]])
+    order = np.lexsort((-chosen, x[chosen]))[::-1]  # what is no number is the largest
+    return chosen[order[:k]].tolist()  # type: ignore[no-any-return]
+
+
+def normalizer(logits: torch.Tensor) -> float:
+    """What a row of logits `(d_vocab,)` lies above its log-probabilities: the logarithm of the sum of exponentials."""
+    x = logits.numpy()
+    most = x.max()
+    return float(most) + float(np.log(np.exp(x - most).sum(dtype=np.float64)))
 
 
 def log_probs(logits: torch.Tensor) -> torch.Tensor:

@@ -149,3 +149,25 @@ def test_a_sink_takes_its_share(qk):
     how = Attention(0.3, sinks=tuple(sinks.tolist()))
     torch.testing.assert_close(attention.pattern(*qk, how).double(), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(attention.scores(*qk, how), attention.scores(*qk, Attention(0.3)))
+
+
+@pytest.mark.parametrize("size", [5, 64, 1000, 4097])
+@pytest.mark.parametrize("k", [1, 3, 40])
+def test_the_largest_logits_are_in_order_and_the_lower_id_first(size: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(size + k)
+    logits = torch.randint(-9, 9, (size,), generator=generator).float()  # many are equal
+    logits[size // 2] = -torch.inf
+    assert metrics.largest(logits, k) == logits.sort(descending=True, stable=True).indices[:k].tolist()
+
+
+def test_a_logit_that_is_no_number_is_among_the_largest() -> None:
+    logits = torch.zeros(4097)
+    for place in (0, 4096):
+        logits[place] = torch.nan
+        assert logits[metrics.largest(logits, 3)].isnan().any()
+
+
+def test_logits_lie_above_their_log_probabilities() -> None:
+    logits = torch.randn(50000) * 5 + 100
+    want = logits.double() - logits.double().log_softmax(-1)
+    assert metrics.normalizer(logits) == pytest.approx(float(want[0]), abs=1e-6)
