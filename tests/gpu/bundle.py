@@ -39,7 +39,7 @@ LEFT_OUT = (
     *("pycountry/locales", "mistral_common/data", "supervisor", "xgrammar/lib", "xgrammar/include", "tvm_ffi/include"),
     *("bin", "vllm/third_party/deep_gemm", "vllm/vllm_flash_attn/cute", "vllm/benchmarks"),
 )
-LEFT_OUT_KINDS = (".a", ".jpg", ".pyc")
+LEFT_OUT_KINDS = (".a", ".jpg", ".pyc", "direct_url.json")  # the last says where on this machine a wheel lay
 
 
 class BundleError(Exception):

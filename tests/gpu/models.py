@@ -11,11 +11,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from explorer.models import resolve
+from explorer.models import BUNDLED, BundledModel, cache_folder, resolve
 
 from ..untouched import model_class
 
-FOLDER = Path(__file__).resolve().parents[2] / ".out" / "gpu-models"
+OUT = Path(__file__).resolve().parents[2] / ".out"
+FOLDER = OUT / "gpu-models"
+PIECES = OUT / "gpu"  # where `make gpu-bundle` leaves a bundled model's file, cut
 
 LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -34,6 +36,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def folder_of(name: str) -> Path:
     """The checkpoint folder of a model: made now if it is one of `SHAPES` and not there."""
+    if name in BUNDLED:
+        join_pieces(BUNDLED[name])
     if name not in SHAPES:
         return Path(resolve(name))
     folder = FOLDER / name
@@ -41,6 +45,21 @@ def folder_of(name: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         make(folder, SHAPES[name])
     return folder
+
+
+def join_pieces(model: BundledModel) -> None:
+    """Put a bundled model's file where it would be fetched to, from pieces that were carried here.
+
+    Those that are there: when some are missing the model's checksum is not right, and `resolve` says so.
+    """
+    pieces = sorted(PIECES.glob("model.[0-9][0-9]"))
+    target = cache_folder() / "downloads" / Path(model.gguf).name
+    size = target.stat().st_size if target.is_file() else 0
+    if size < sum(piece.stat().st_size for piece in pieces):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            for piece in pieces:
+                file.write(piece.read_bytes())
 
 
 def make(folder: Path, sizes: dict[str, Any]) -> None:

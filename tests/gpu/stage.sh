@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # stage.sh [BUNDLE [STAGE]]: on the GPU machine, unpack what `make gpu-bundle` made and prove that vLLM's kernels run.
 # Source it, so that the environment stays: `. tests/gpu/stage.sh`. BUNDLE: the folder of the pieces (.out/gpu), STAGE:
-# where they go (a folder in /tmp). The model's pieces may come later: source it again.
+# where they go (a folder in /tmp). The model's pieces stay where they are: whoever asks for the model joins them.
 gpu_bundle=${1:-.out/gpu}; gpu_stage=${2:-${TMPDIR:-/tmp}/activation-explorer}; mkdir -p "$gpu_stage"
 if [ ! -e "$gpu_stage/site.done" ]; then
     xz -T0 -dc "$gpu_bundle/site.tar.xz" | tar -C "$gpu_stage" -xf - \
@@ -12,11 +12,6 @@ if [ ! -e "$gpu_stage/site.done" ]; then
 fi
 export PYTHONPATH=$gpu_stage/site EXPLORER_CACHE=$gpu_stage/cache
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 PYTHONUNBUFFERED=1
-if [ -e "$gpu_bundle/model.00" ] && [ ! -e "$EXPLORER_CACHE/downloads" ]; then
-    # the pieces may be fewer than all: the checksum is looked at when the model is converted
-    gguf=$(python3 -c "from explorer.models import BUNDLED; print(BUNDLED['smollm2-135m'].gguf.rpartition('/')[2])")
-    mkdir -p "$EXPLORER_CACHE/downloads" && cat "$gpu_bundle"/model.[0-9][0-9] >"$EXPLORER_CACHE/downloads/$gguf"
-fi
 if [ ! -e "$gpu_stage/proven" ]; then
     nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader
     python3 - <<'PY' && touch "$gpu_stage/proven"
