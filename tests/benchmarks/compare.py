@@ -17,14 +17,16 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from explorer.models import resolve
+from ..gpu.models import folder_of
 
 MODES = ("eager", "compiled")
+BOOT_TOGETHER = 2 if (psutil.cpu_count() or 1) >= 8 else 1  # processes
 PAUSE = 0.05  # seconds before each measurement: idle OpenMP threads spin for a while, and all sides share the cores
 
 
@@ -37,7 +39,11 @@ class Side:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise, text=True
         )
-        self.about = self._answer()
+
+    @cached_property
+    def about(self) -> Any:
+        """What it says of itself once it has booted."""
+        return self._answer()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -90,12 +96,17 @@ def sizes(prompts: Sequence[Sequence[int]]) -> str:
 
 def bench(model: str, dtype: str, mode: str, rounds: int = 1, only: str = "") -> dict[str, Any]:
     """Boot them in one mode, measure every case that has `only` in its name, print the table."""
-    folder = str(resolve(model))
+    folder = str(folder_of(model))
     boots = Side("boots", folder, dtype, mode)
     booted = boots.about
     boots.close()
     modules = ("plain", "ours", "ours", "plain") * rounds
-    sides = [Side(module, folder, dtype, mode) for module in modules]
+    sides: list[Side] = []
+    for module in modules:
+        sides.append(Side(module, folder, dtype, mode))
+        if len(sides) % BOOT_TOGETHER == 0:
+            for side in sides:
+                _ = side.about  # never two of a kind at once: what one compiles the next one loads
     plain, ours = ([side for side, of in zip(sides, modules, strict=True) if of == kind] for kind in ("plain", "ours"))
     about = ours[0].about
     print(
@@ -130,7 +141,9 @@ def main() -> int:
     """Measure, print, keep; 1 when a ratio is past its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modes", nargs="*", metavar="MODE", help="eager, compiled; both unless said")
-    parser.add_argument("--model", default="smollm2-135m", help="bundled name or folder of a Llama-shaped model")
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="a Llama-shaped one: bundled, a folder, or of tests.gpu.models"
+    )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=1, help="of four processes each, all of them at once")
     parser.add_argument("--only", default="", help="the cases with this in their name")

@@ -16,7 +16,11 @@ KV_BYTES = 600 * 2**20
 
 
 def room() -> dict[str, Any]:
-    """What each of the processes may take: on a GPU vLLM would have almost all of it free."""
+    """What each of the processes may take.
+
+    On a GPU vLLM refuses to boot unless its share of all memory is free, by default almost all, though with the size of
+    the cache given it takes no more than weights, that and a batch, and does not look at what others take meanwhile.
+    """
     import torch
 
     return {"kv_cache_memory_bytes": KV_BYTES} | ({"gpu_memory_utilization": 0.2} if torch.cuda.is_available() else {})
