@@ -23,20 +23,22 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 ROOM = {"max_model_len": 1024, "kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.2}
 if not ON_GPU:
     ROOM = {"max_model_len": 1024}
+PARALLEL = ("tensor", "pipeline")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--model", default="tiny", help="what tests.gpu.models knows, a bundled name or a folder")
+    for kind in PARALLEL:
+        parser.addoption(f"--{kind}-parallel", type=int, default=1, help="worker processes, one a GPU")
     parser.addoption("--rehearse", action="store_true", help="run without a GPU: everything but speed is as there")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if ON_GPU or config.getoption("--rehearse", default=False):
-        return
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    items.sort(key=lambda item: item in ours and "compiled" in item.nodeid)  # what takes minutes to boot comes last
+    if not (ON_GPU or config.getoption("--rehearse", default=False)):
+        for item in ours:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU (--rehearse runs it without)"))
 
 
@@ -59,13 +61,20 @@ Booted = Callable[..., explorer.Session]
 
 
 @pytest.fixture(scope="session")
-def booted(folder: Path) -> Iterator[Booted]:
+def parallel(request: pytest.FixtureRequest) -> dict[str, int]:
+    """How many workers share the model, as keywords; empty with one."""
+    asked = {f"{kind}_parallel_size": request.config.getoption(f"--{kind}-parallel", default=1) for kind in PARALLEL}
+    return {name: size for name, size in asked.items() if size > 1}
+
+
+@pytest.fixture(scope="session")
+def booted(folder: Path, parallel: dict[str, int]) -> Iterator[Booted]:
     """`booted(**keywords)`: the same call gives the same session."""
     with contextlib.ExitStack() as stack:
 
         @cache
         def boot(**keywords: Any) -> explorer.Session:
-            return stack.enter_context(explorer.boot(folder, **(ROOM | keywords)))
+            return stack.enter_context(explorer.boot(folder, **(ROOM | parallel | keywords)))
 
         yield boot
 

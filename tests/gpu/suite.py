@@ -24,6 +24,7 @@ import pytest
 from .report import about, table
 
 HERE = Path(__file__).parent
+STUCK = 200  # seconds after which a test's threads are shown; it goes on
 
 
 class Records:
@@ -67,6 +68,7 @@ def main() -> int:
     for model in asked.model or ["tiny"]:
         records = Records(model, lines)
         arguments = ["-p", "no:cacheprovider", "-q", "--tb=short", "--show-capture=no", "--model", model]
+        arguments += ["-o", f"faulthandler_timeout={STUCK}"]
         codes.append(int(pytest.main([*arguments, *asked.tests, *rest], plugins=[records])))
         rows += records.rows
     result = {"about": about(), "seconds": round(time.monotonic() - started, 1), "tests": rows}

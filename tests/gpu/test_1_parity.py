@@ -10,6 +10,7 @@ import torch
 
 import explorer
 
+from ..engine.compare import same
 from ..reference import Pass, Reference
 from .numbers import CLOSE, off, worst
 
@@ -83,8 +84,13 @@ def test_a_batch_is_its_prompts_alone(
     assert dtype == "bfloat16" or max(errors) <= CLOSE
 
 
-def test_five_times_the_same(eager: explorer.Session, prompts: Sequence[tuple[int, ...]]) -> None:
-    runs = [eager.run(prompts[0], capture="all") for _ in range(5)]
-    for run in runs[1:]:
-        assert torch.equal(run.logits, runs[0].logits)
-        assert all(torch.equal(run[name], runs[0][name]) for name in run.captured)
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_five_times_the_same(
+    booted: Callable[..., explorer.Session], prompts: Sequence[tuple[int, ...]], mode: str
+) -> None:
+    session = booted(dtype="bfloat16", mode=mode)
+    edit = {"blocks.1.hook_out": {"op": "scale", "factor": 0.5, "phase": "both"}}
+    for spec, capture in ((None, ()), (None, "all"), (edit, ())):
+        first, *others = (session.generate(prompts, spec, max_new_tokens=4, capture=capture) for _ in range(5))
+        for again in others:
+            assert all(same(got, one) for got, one in zip(again, first, strict=True))
