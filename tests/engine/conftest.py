@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import explorer
 
 SMOL = "smollm2-135m"
 SMOL_LENGTH = 2048
 ENGINES = ("vllm", "transformers")
+# On a GPU many sessions share one device, and the first would take half of it.
+ROOM = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 2**28} if torch.cuda.is_available() else {}
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +30,8 @@ def booted(tiny_folder: Callable[[str], Path]) -> Iterator[Callable[..., explore
             key = (name, *sorted(keywords.items()))
             if key not in sessions:
                 model = name if name == SMOL else tiny_folder(name)
-                sessions[key] = stack.enter_context(explorer.boot(model, **keywords))
+                room = ROOM if "engine" not in keywords else {}
+                sessions[key] = stack.enter_context(explorer.boot(model, **(room | keywords)))
             return sessions[key]
 
         yield boot

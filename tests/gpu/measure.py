@@ -247,7 +247,7 @@ def measure_transformer_lens(folder: Path, mode: str, only: str) -> Iterator[dic
     with timed(boots, "first"):
         bridge = boot(enable_position_interventions=True, **eager)
     yield row("first boot", "s", {me: boots["first"]})
-    yield row("memory when idle, positions at hand", "GiB", {me: (memory() - before) / 2**30})
+    yield row("memory when idle, of the weights", "GiB", {me: (memory() - before) / 2**30})
     short, long, start = (torch.tensor([drawn(n)]) for n in (64, 512, 16))
     layers = bridge.cfg.n_layers
     edit = {f"blocks.{layers // 3}.hook_out": {"op": "scale", "factor": 0.5, "pos": 3}}
