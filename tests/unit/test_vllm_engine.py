@@ -14,6 +14,7 @@ from explorer.engine.vllm import engine as subject
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.shards import Shard
 from explorer.engine.vllm.wire import pack
+from explorer.given import Once
 
 from . import fake
 
@@ -24,6 +25,7 @@ def engine(monkeypatch):
     made = subject.VllmEngine.__new__(subject.VllmEngine)
     made._llm, made._stop_ids, made._shards, made.calls = object(), [], [{}], []
     made._shares, made._untried = True, False
+    made.sampled = []
     made._broken, made._watch = None, SimpleNamespace(died=lambda: None)
     answer = {"captures": {}, "head_rows": pack(torch.zeros(2, 4)), "last_logits": pack(torch.zeros(8)), "edited": {}}
 
@@ -33,7 +35,8 @@ def engine(monkeypatch):
 
     queue = []
     monkeypatch.setattr(internals, "call", rpc)
-    monkeypatch.setattr(internals, "add", lambda llm, key, ids, **sampling: queue.append(key))
+    monkeypatch.setattr(internals, "sampling", lambda **parameters: made.sampled.append(parameters))
+    monkeypatch.setattr(internals, "add", lambda llm, key, ids, alike, seed, extra_args: queue.append(key))
     monkeypatch.setattr(internals, "abort", lambda llm, keys: None)
     monkeypatch.setattr(internals, "step", lambda llm: [internals.Output(queue.pop(0), [5], True)])
     return made
@@ -168,15 +171,24 @@ def test_a_question_that_a_worker_process_cannot_answer_is_not_its_end(engine, m
     assert asked == [("explorer_answer", "explorer_fires")] * 2
 
 
+def test_requests_that_are_sampled_alike_are_checked_once(engine):
+    execute(engine, Request("a", (1, 2)), Request("b", (3, 4), max_new_tokens=1), Request("c", (5, 6)))
+    assert [sorted(parameters.values(), key=str) for parameters in engine.sampled] == [[0.0, 1, []]] * 2
+    execute(engine, Request("d", (1, 2), temperature=0.5), Request("e", (3, 4)))
+    assert [parameters["temperature"] for parameters in engine.sampled] == [0.0, 0.0, 0.5, 0.0]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_request_without_a_seed_gets_one_of_its_own(monkeypatch, temperature):
     """Else vLLM's V2 runner takes one from numpy's random numbers, which are the user's."""
     seeds = []
-    monkeypatch.setattr(internals, "add", lambda llm, key, ids, **sampling: seeds.append(sampling["seed"]))
+    monkeypatch.setattr(internals, "sampling", lambda **parameters: None)
+    monkeypatch.setattr(internals, "add", lambda llm, key, ids, alike, seed, extra_args: seeds.append(seed))
     made = subject.VllmEngine.__new__(subject.VllmEngine)
     made._llm, made._stop_ids = object(), []
+    once = Once()
     for seed in (None, None, None, 0):
-        made._add(Request("a", (1,), temperature=temperature, seed=seed))
+        made._add(Request("a", (1,), temperature=temperature, seed=seed), once)
     assert len(set(seeds[:3])) == 3 and all(0 <= seed < 2**63 for seed in seeds)
     assert seeds[3] == 0
 

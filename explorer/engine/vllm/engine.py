@@ -12,6 +12,7 @@ import torch
 
 from ...catalogue import Catalogue, HookPoint
 from ...errors import BootError, Cancelled, EngineError
+from ...given import Once
 from ...resolve import RowEdit
 from ..protocol import Request, Result, unknown_parameter
 from ..rows import check
@@ -52,7 +53,7 @@ class VllmEngine:
     def _first_pass(self) -> None:
         """Some different tokens, for the worker to see what the model's hooks hold."""
         ids = range(min(16, internals.max_model_len(self._llm) - 1, internals.vocabulary(self._llm)))
-        self._add(Request("first pass", tuple(ids)))
+        self._add(Request("first pass", tuple(ids)), Once())
         while not internals.step(self._llm):
             pass
 
@@ -122,8 +123,9 @@ class VllmEngine:
         generated: dict[str, list[int]] = {key: [] for key in keys}
         try:
             self._rpc("explorer_open", *pack_requests(requests))
+            once = Once()
             for request in requests:
-                self._add(request)
+                self._add(request, once)
                 running[request.key] = request
             while running:
                 if cancelled():
@@ -224,18 +226,21 @@ class VllmEngine:
             self._broken = f"the engine has lost its worker processes ({what}); session.reboot() boots the model again"
             raise EngineError(self._broken) from error
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: Request, once: Once) -> None:
         internals.add(
             self._llm,
             request.key,
             request.ids,
-            max_tokens=max(1, request.max_new_tokens),  # vLLM always samples; a run of the prompt alone drops the token
-            temperature=request.temperature,
+            once(self._sampling, request.max_new_tokens, request.temperature),
             # the V2 runner would take one from numpy's random numbers, which are the user's
             seed=secrets.randbits(63) if request.seed is None else request.seed,
-            stop_token_ids=self._stop_ids,
             extra_args={"explorer": request.key},
         )
+
+    def _sampling(self, max_new_tokens: int, temperature: float) -> Any:
+        """What the requests of a call have in common."""
+        tokens = max(1, max_new_tokens)  # vLLM always samples; a run of the prompt alone drops the token
+        return internals.sampling(max_tokens=tokens, temperature=temperature, stop_token_ids=self._stop_ids)
 
     def _result(self, request: Request, generated: tuple[int, ...], answers: Sequence[dict[str, Any]]) -> Result:
         """Put together what each worker answered about one request."""

@@ -602,26 +602,34 @@ def step(llm: Any) -> list[Output]:
     return [Output(o.request_id, o.new_token_ids, o.finished) for o in _core(llm).get_output().outputs]
 
 
-@functools.cache
-def _request_classes() -> tuple[Any, Any]:
+def sampling(**parameters: Any) -> Any:
+    """vLLM's `SamplingParams`, checked; it takes longer than all else of `add`."""
     from vllm.sampling_params import SamplingParams
+
+    return SamplingParams(detokenize=False, **parameters)
+
+
+@functools.cache
+def _request_class() -> Any:
     from vllm.v1.engine import EngineCoreRequest
 
-    return SamplingParams, EngineCoreRequest
+    return EngineCoreRequest
 
 
-def add(llm: Any, request_id: str, ids: Sequence[int], **sampling: Any) -> None:
-    """Queue a request; its outputs carry `request_id`. `sampling` is for vLLM's `SamplingParams`.
+def add(llm: Any, request_id: str, ids: Sequence[int], alike: Any, seed: int, extra_args: dict[str, Any]) -> None:
+    """Queue a request; its outputs carry `request_id`. `alike` is its `sampling`, but for its seed and extra arguments.
 
     Straight to vLLM's engine core: the layers before it parse and check what is checked here already, and copy it.
     """
-    params, request = _request_classes()
+    params = copy(alike)
+    params.seed, params.extra_args = seed, extra_args
+    request = _request_class()
     _core(llm).add_request(
         request(
             request_id=request_id,
             prompt_token_ids=list(ids),
             mm_features=None,
-            sampling_params=params(detokenize=False, **sampling),
+            sampling_params=params,
             pooling_params=None,
             arrival_time=time.time(),
             lora_request=None,
