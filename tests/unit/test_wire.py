@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.engine.protocol import Request
-from explorer.engine.vllm.wire import pack, pack_requests, share, unpack, unpack_edit
+from explorer.engine.vllm.wire import pack, pack_requests, share, unpack, unpack_edit, unpack_values
 from explorer.resolve import RowEdit
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -97,7 +97,7 @@ def test_edits_cross_as_plain_data(edit):
     [request], tensors = pack_requests([Request("key", (1, 2), (edit,), ("a",))])
     crossed = json.loads(json.dumps(request))
     assert (crossed["key"], crossed["capture"]) == ("key", ["a"])
-    values = {name: unpack(packed) for name, packed in tensors.items()}
+    values = unpack_values(tensors, torch.device("cpu"))
     back = unpack_edit(crossed["edits"][0], values)
     assert replace(back, value=None) == replace(edit, value=None)
     assert (back.value is None) == (edit.value is None)
@@ -109,6 +109,19 @@ def test_equal_values_cross_once():
     edits = tuple(RowEdit("a", "set", (i,), value=torch.full((1, 1, 3), 0.5)) for i in range(5))
     _, tensors = pack_requests([Request(str(i), (1,), edits) for i in range(3)])
     assert len(tensors) == 1
+
+
+def test_values_of_a_dtype_are_copied_at_once():
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(2, 1, 3, generator=draw), torch.ones(1, 1, 1).double(), torch.randn(1, 4, 5, generator=draw)]
+    edits = tuple(RowEdit("a", "set", (0, 1), value=value) for value in made)
+    _, tensors = pack_requests([Request("key", (1, 2), edits)])
+    values = unpack_values(tensors, torch.device("cpu"))
+    assert list(values) == list(tensors)
+    for value, one in zip(values.values(), made, strict=True):
+        assert value.dtype == one.dtype and torch.equal(value, one)
+    assert len({value.untyped_storage().data_ptr() for value in values.values()}) == 2
+    assert unpack_values({}, torch.device("cpu")) == {}
 
 
 def test_a_value_that_was_not_sent_along():

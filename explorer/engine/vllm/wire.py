@@ -79,6 +79,17 @@ def pack_requests(requests: Sequence[Request]) -> tuple[list[dict[str, Any]], di
     return packed, tensors
 
 
+def unpack_values(packed: Mapping[str, dict[str, Any]], device: torch.device) -> dict[str, torch.Tensor]:
+    """The tensors that `pack_requests` packed, on a device: those of a dtype in one copy, each a part of it."""
+    values = {name: unpack(tensor) for name, tensor in packed.items()}
+    for dtype in {value.dtype for value in values.values()}:
+        mine = {name: value for name, value in values.items() if value.dtype == dtype}
+        there = torch.cat([value.reshape(-1) for value in mine.values()]).to(device)
+        parts = there.split([value.numel() for value in mine.values()])
+        values |= {name: part.view(value.shape) for (name, value), part in zip(mine.items(), parts, strict=True)}
+    return values
+
+
 def unpack_edit(packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> RowEdit:
     """The edit that `pack_requests` packed. KeyError for a tensor that was not sent along."""
     rows, source = packed["rows"], packed["source"]

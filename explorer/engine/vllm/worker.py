@@ -26,7 +26,7 @@ from .processes import end_with_parent, ignore_interrupts
 from .program import Program
 from .reads import TRIED, reads
 from .shards import cut, partial_sums, shard_of
-from .wire import pack, received, share, unpack, unpack_edit
+from .wire import pack, received, share, unpack_edit, unpack_values
 
 log = logging.getLogger("explorer.vllm")
 
@@ -143,7 +143,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
 
     def explorer_open(self, requests: list[dict[str, Any]], tensors: dict[str, Any]) -> None:
         """Announce requests: key, edits and captures. `tensors` are the values that edits name, packed, by content."""
-        values = {name: unpack(packed).to(internals.device_of(self)) for name, packed in tensors.items()}
+        values = unpack_values(tensors, internals.device_of(self))
         self._rows.held |= {r["key"]: self._prepare(r, values) for r in requests}
 
     def _prepare(self, request: dict[str, Any], values: dict[str, torch.Tensor]) -> Held:
