@@ -385,6 +385,8 @@ def _batch(prompt: Any) -> tuple[bool, list[Any]]:
 
 def _is_one_number(item: Any) -> bool:
     """Whether it is meant as a token id, be it a wrong one; arrays of several ids have `__index__` too."""
+    if type(item) is int:  # most are
+        return True
     return isinstance(item, Number) or (hasattr(item, "__index__") and getattr(item, "ndim", 0) == 0)
 
 

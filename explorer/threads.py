@@ -18,8 +18,11 @@ _HARD = 2  # omp_pause_hard: free the threads; the next parallel operation makes
 
 
 def release_pool() -> None:
-    """Free the calling thread's OpenMP pool: microseconds when it has none. Without torch's libgomp: nothing to do."""
-    library = _libgomp()
+    """Free the calling thread's OpenMP pool: microseconds when it has none. Without torch's libgomp: nothing to do.
+
+    Nor where a GPU computes: nobody competes for cores there, and a pool of many threads takes a millisecond to make.
+    """
+    library = None if torch.cuda.is_initialized() else _libgomp()
     if library is not None:
         library.omp_pause_resource_all(_HARD)
 

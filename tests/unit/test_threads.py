@@ -79,6 +79,16 @@ def test_a_job_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert callers == ["MainThread"]
 
 
+def test_where_a_gpu_computes_a_pool_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[int] = []
+    library = type("Library", (), {"omp_pause_resource_all": lambda _, kind: freed.append(kind)})
+    monkeypatch.setattr(threads, "_libgomp", library)
+    for initialized in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda now=initialized: now)
+        threads.release_pool()
+    assert freed == [2]
+
+
 def test_without_libgomp_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     threads._libgomp.cache_clear()
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
