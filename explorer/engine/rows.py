@@ -216,19 +216,18 @@ def _parcels(work: Mapping[str, Sequence[Span]]) -> list[Parcel]:
 def misfit(edit: RowEdit, shape: tuple[int, ...]) -> str | None:
     """Why an edit cannot be applied at a hook point of `shape`: checked once more where it would do harm."""
     heads, width = shape if len(shape) == 2 else (1, shape[0])
-    chosen = tuple(range(heads)) if edit.heads is None else edit.heads
-    given = {"factor": edit.factor, "value": edit.value, "source": edit.source}
     if edit.op not in OPS:
         return "there is no such op"
     for key in OPS[edit.op]:
-        if given[key] is None:
+        if getattr(edit, key) is None:
             return f"it has no {key}"
-    if not all(0 <= head < heads for head in chosen):
-        return f"there are heads 0 to {heads - 1}, not {chosen}"
-    block = (len(edit.rows), len(chosen), width)
-    shapes = (1,) * 3 if edit.value is None else tuple(edit.value.shape)
-    if len(shapes) != 3 or any(n not in (1, whole) for n, whole in zip(shapes, block, strict=True)):
-        return f"a value of shape {shapes} does not fill {block}"
+    if edit.heads and not 0 <= min(edit.heads) <= max(edit.heads) < heads:
+        return f"there are heads 0 to {heads - 1}, not {edit.heads}"
+    if edit.value is not None:
+        block = (len(edit.rows), heads if edit.heads is None else len(edit.heads), width)
+        given = tuple(edit.value.shape)
+        if len(given) != 3 or any(n not in (1, whole) for n, whole in zip(given, block, strict=True)):
+            return f"a value of shape {given} does not fill {block}"
     return None
 
 

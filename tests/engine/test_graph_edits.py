@@ -10,8 +10,9 @@ import pytest
 
 import explorer
 from explorer.engine.vllm import internals
-from explorer.engine.vllm.program import ChangedWhere, Table
+from explorer.engine.vllm.program import ChangedWhere, Program, Table
 
+from ..reference import reference
 from .compare import idle, relative, same, worker
 from .test_compiled import compiled_so_far
 from .test_edits import IDS, OTHER
@@ -58,6 +59,27 @@ def test_each_editable_hook_as_in_eager_mode(
         assert relative(one.logits, clean.logits) > 1e-3, spec
     assert compiled_so_far() == before
     assert same(session.run(IDS), clean) and idle(session)
+
+
+@pytest.mark.parametrize("heads", [None, range(4)])
+def test_a_sweep_in_one_batch(session: explorer.Session, heads: range | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patches of many requests at once, layer by position or layer by head, from one run that is held."""
+    hook = "blocks.{}.hook_out" if heads is None else "blocks.{}.attn.o.hook_in"
+    cells = [{"pos": pos} for pos in range(10)] if heads is None else [{"pos": 6, "head": head} for head in heads]
+    patch = {"op": "patch", "source": {"ids": OTHER}}
+    specs = [{hook.format(layer): {**patch, **cell}} for layer in range(2) for cell in cells]
+    taken: list[bool] = []
+    fill = Program.set
+    monkeypatch.setattr(Program, "set", lambda *args: taken.append(fill(*args)) or taken[-1])
+    got = session.run([IDS] * len(specs), specs)
+    assert taken[-1]  # the first is the source's, which is captured
+    ref = reference(session.model_path)
+    clean = ref.run(IDS).logits
+    for spec, run in zip(specs, got, strict=True):
+        want = ref.run(IDS, spec)
+        assert relative(run.logits, want.logits) <= 1e-4, spec
+        if "pos': 0" not in str(spec):  # both begin alike
+            assert relative(want.logits, clean) > 1e-3, spec
 
 
 def test_steering_and_counters(session: explorer.Session, llama: explorer.Session) -> None:

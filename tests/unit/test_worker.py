@@ -159,6 +159,19 @@ def test_a_patch_reads_what_another_request_held(worker):
         worker.explorer_read({"source": 3})
 
 
+def test_a_row_too_many_is_not_read(worker):
+    """vLLM may have begun a step more than a generation that was stopped has rows."""
+    hook, head, prompt = "blocks.0.hook_out", worker.model_runner.model.head, [3, 1, 4]
+    worker.explorer_open([request("a", [hook], [])], {})
+    hidden = step(worker, a=prompt)
+    worker._rows.held["a"].last_logits = {1: hidden[1] @ head, 2: hidden[2] @ head}
+    (whole,), (less,) = worker.explorer_read({"a": 3}), worker.explorer_read({"a": 2})
+    assert torch.equal(unpack(less["captures"][hook]), unpack(whole["captures"][hook])[:2])
+    for answer, rows in ((whole, 3), (less, 2)):
+        assert torch.equal(unpack(answer["head_rows"]), hidden[:rows])
+        assert torch.equal(unpack(answer["last_logits"]), hidden[rows - 1] @ head)
+
+
 def test_unknown_hooks_open_nothing(worker):
     good = request("good", [], [])
     with pytest.raises(ValueError, match=r"no tap for blocks\.9\.hook_out"):
