@@ -17,7 +17,7 @@ from .errors import EngineError, NotFinite
 from .given import plural, whole
 from .resolve import pin
 from .specs import Edit, to_json
-from .tokens import Token, Tokenizer, one_token, token_table
+from .tokens import Token, Tokenizer, one_token, texts, token_table
 
 
 class TopToken(NamedTuple):
@@ -186,8 +186,8 @@ class Run:
         """The k most probable next tokens at a position, best first."""
         ids = self.best(k, position)
         values = self.log_probs_of(ids, position)
-        texts = self.texts(ids)
-        return [TopToken(t, i, math.exp(v), v) for t, i, v in zip(texts, ids, values, strict=True)]
+        words = self.texts(ids)
+        return [TopToken(t, i, math.exp(v), v) for t, i, v in zip(words, ids, values, strict=True)]
 
     def best(self, k: int, position: int = -1) -> list[int]:
         """The ids of `top`."""
@@ -300,7 +300,7 @@ class Run:
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """What tokens stand for."""
-        return [token.text for token in token_table(self._origin.tokenizer, ids)]
+        return texts(self._origin.tokenizer, ids)
 
     def __repr__(self) -> str:
         count = sum(len(b) if isinstance(b, list) else 1 for b in self.spec.values())
@@ -334,8 +334,8 @@ class Comparison:
         runs = (self.clean, self.patched)
         ids = list(dict.fromkeys(i for run in runs for i in run.best(k, position)))
         clean, patched = ([math.exp(v) for v in run.log_probs_of(ids, position)] for run in runs)
-        texts = self.clean.texts(ids)
-        rows = [TokenChange(t, i, c, p, p - c) for t, i, c, p in zip(texts, ids, clean, patched, strict=True)]
+        words = self.clean.texts(ids)
+        rows = [TokenChange(t, i, c, p, p - c) for t, i, c, p in zip(words, ids, clean, patched, strict=True)]
         return sorted(rows, key=lambda row: -max(row.clean_prob, row.patched_prob))
 
     def logit_diff(self, a: str | int, b: str | int, position: int = -1) -> Difference:

@@ -7,7 +7,7 @@ import operator
 import os
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -125,18 +125,27 @@ def token_table(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
     """
     decoder = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(i for i, token in decoder.items() if token.special)}
-    added = set(decoder)
-    scheme = _scheme(tokenizer)
     table = []
-    for position, number in enumerate(ids):
-        raw = tokenizer.convert_ids_to_tokens(int(number))
-        if raw is None:
-            table.append(Token(position, int(number), "", f"⟨id {int(number)}⟩", special=True, bos=False))
-            continue
-        text = raw if number in added else _display(tokenizer, scheme, raw)
-        first = position == 0 and number == tokenizer.bos_token_id
-        table.append(Token(position, int(number), raw, text, special=number in special, bos=first))
+    for position, (number, (raw, text)) in enumerate(zip(ids, _spelt(tokenizer, ids, decoder), strict=True)):
+        first = position == 0 and number == tokenizer.bos_token_id and bool(raw)
+        table.append(Token(position, int(number), raw, text, special=number in special or not raw, bos=first))
     return table
+
+
+def texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """What tokens stand for: the `text` of `token_table`."""
+    return [text for _, text in _spelt(tokenizer, ids, tokenizer.added_tokens_decoder)]
+
+
+def _spelt(tokenizer: Tokenizer, ids: Sequence[int], added: Mapping[int, Any]) -> Iterator[tuple[str, str]]:
+    """How the vocabulary spells each token ("" for an id without a word), and what it stands for."""
+    scheme = _scheme(tokenizer)
+    for number in map(int, ids):
+        raw = tokenizer.convert_ids_to_tokens(number)
+        if raw is None:
+            yield "", f"⟨id {number}⟩"
+        else:
+            yield raw, raw if number in added else _display(tokenizer, scheme, raw)
 
 
 def one_token(tokenizer: Tokenizer, text_or_id: str | int, *, vocab_size: int | None = None) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 DEPTH = 32  # entries of a vocabulary that are looked at together
+STRETCH = 8192
 
 
 def largest(logits: torch.Tensor, k: int) -> list[int]:
@@ -18,12 +20,13 @@ def largest(logits: torch.Tensor, k: int) -> list[int]:
     """
     x = logits.numpy()
     width = len(x) // DEPTH
-    chosen = np.arange(len(x))
     if k < width:
-        columns = chosen[: width * DEPTH].reshape(DEPTH, width)
-        most = x[: columns.size].reshape(DEPTH, width).max(0)
-        among = ~(most < np.partition(most, -k)[-k])  # all of them where one is no number
-        chosen = np.concatenate([columns[:, among].ravel(), chosen[columns.size :]])
+        most = x[: DEPTH * width].reshape(DEPTH, width).max(0)
+        among = np.flatnonzero(~(most < np.partition(most, -k)[-k]))  # all of them where one is no number
+        columns = among + width * np.arange(DEPTH)[:, None]
+        chosen = np.concatenate([columns.ravel(), np.arange(DEPTH * width, len(x))])
+    else:
+        chosen = np.arange(len(x))
     order = np.lexsort((-chosen, x[chosen]))[::-1]  # what is no number is the largest
     return chosen[order[:k]].tolist()  # type: ignore[no-any-return]
 
@@ -31,8 +34,13 @@ def largest(logits: torch.Tensor, k: int) -> list[int]:
 def normalizer(logits: torch.Tensor) -> float:
     """What a row of logits `(d_vocab,)` lies above its log-probabilities: the logarithm of the sum of exponentials."""
     x = logits.numpy()
-    most = x.max()
-    return float(most) + float(np.log(np.exp(x - most).sum(dtype=np.float64)))
+    most, total = x.max(), 0.0
+    room = np.empty(min(len(x), STRETCH), dtype=x.dtype)  # stays in the processor's cache
+    for start in range(0, len(x), STRETCH):
+        stretch = x[start : start + STRETCH]
+        part = np.subtract(stretch, most, out=room[: len(stretch)])
+        total += float(np.exp(part, out=part).sum())
+    return float(most) + math.log(total)
 
 
 def log_probs(logits: torch.Tensor) -> torch.Tensor:

@@ -73,6 +73,12 @@ def main(answer: str, model: str) -> None:
                         ),
                     }
                 )
+            at_rest = session.run([PROMPT, OTHER], [None, STEERED])  # without a step to come
+            seen["off at rest"] = max(
+                float((run.logits_at() - want.logits[run.rows - 1]).abs().max())
+                for run, want in zip(at_rest, whole, strict=True)
+            )
+            seen["under way"] = len(core.batch_queue)
         stopped = session.run(OTHER, STEERED, max_new_tokens=12, stop=whole[1].text[:2])
         seen["stopped"] = [len(stopped.generated), stopped.rows]
         seen["off"] = float((stopped.logits - whole[1].logits[: stopped.rows]).abs().max())

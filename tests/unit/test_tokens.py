@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from explorer import ModelNotFound
 from explorer import tokens as subject
-from explorer.tokens import encode, load_tokenizer, one_token, token_table
+from explorer.tokens import encode, load_tokenizer, one_token, texts, token_table
 
 from .tokenizer_zoo import byte_level, sentencepiece_like, word_pieces
 
@@ -65,6 +65,7 @@ def test_hostile_text_comes_back_whole(smol: Any, tiny: Any, text: str) -> None:
         assert [token.id for token in table] == ids and [token.position for token in table] == list(range(len(ids)))
         assert not any("\ufffd" in token.text or token.special for token in table)
         assert [token.raw for token in table] == tokenizer.convert_ids_to_tokens(ids)
+        assert texts(tokenizer, [*ids, 10**6]) == [*(token.text for token in table), "⟨id 1000000⟩"]
         if text.isascii():
             assert "".join(token.text for token in table) == text
 

@@ -38,6 +38,10 @@ def engine(monkeypatch):
     monkeypatch.setattr(internals, "sampling", lambda **parameters: made.sampled.append(parameters))
     monkeypatch.setattr(internals, "add", lambda llm, key, ids, alike, seed, extra_args: queue.append(key))
     monkeypatch.setattr(internals, "abort", lambda llm, keys: None)
+    made.ahead = []
+    monkeypatch.setattr(internals, "run_ahead", lambda llm, ahead: made.ahead.append(ahead))
+    monkeypatch.setattr(internals, "catch_up", lambda llm: None)
+    monkeypatch.setattr(internals, "batch_tokens", lambda llm: 5)
     monkeypatch.setattr(internals, "step", lambda llm: [internals.Output(queue.pop(0), [5], True)])
     return made
 
@@ -169,6 +173,13 @@ def test_a_question_that_a_worker_process_cannot_answer_is_not_its_end(engine, m
         engine.fires()
     assert engine.fires() == {"x": 1}
     assert asked == [("explorer_answer", "explorer_fires")] * 2
+
+
+def test_vllm_runs_ahead_where_there_are_steps_to_come(engine):
+    execute(engine, Request("a", (1, 2)), Request("b", (3, 4, 5), max_new_tokens=1))
+    execute(engine, Request("c", (1, 2)), Request("d", (3, 4, 5, 6)))
+    execute(engine, Request("e", (1, 2), max_new_tokens=2))
+    assert engine.ahead == [False, True, True]
 
 
 def test_requests_that_are_sampled_alike_are_checked_once(engine):

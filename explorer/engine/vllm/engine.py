@@ -123,6 +123,7 @@ class VllmEngine:
         generated: dict[str, list[int]] = {key: [] for key in keys}
         try:
             self._rpc("explorer_open", *pack_requests(requests))
+            internals.run_ahead(self._llm, self._takes_steps(requests))
             once = Once()
             for request in requests:
                 self._add(request, once)
@@ -140,6 +141,7 @@ class VllmEngine:
                         del running[key]
                         progress(len(requests) - len(running), len(requests))
             forget = [request.key for request in requests if not request.hold]
+            self._ask(internals.catch_up)
             rows = {r.key: len(r.ids) + max(0, len(generated[r.key]) - 1) for r in requests}
             answers = zip(*self._rpc("explorer_read", rows, False, self._shares, forget), strict=True)
             results = [self._result(r, tuple(generated[r.key]), a) for r, a in zip(requests, answers, strict=True)]
@@ -213,7 +215,7 @@ class VllmEngine:
                 raise kind(f"a worker failed at {method}: {answer['raised']}: {answer['says']}")
         return [answer["answer"] for answer in answers]
 
-    def _ask(self, ask: Callable[..., list[Any]], *args: Any) -> list[Any]:
+    def _ask(self, ask: Callable[..., Any], *args: Any) -> Any:
         """Have the workers do something. A worker process that dies or fails meanwhile is the end of all of them."""
         if self._broken is not None:
             raise EngineError(self._broken)
@@ -225,6 +227,12 @@ class VllmEngine:
             what = self._watch.died() or f"one failed: {error}"
             self._broken = f"the engine has lost its worker processes ({what}); session.reboot() boots the model again"
             raise EngineError(self._broken) from error
+
+    def _takes_steps(self, requests: Sequence[Request]) -> bool:
+        """Whether they take more than one forward pass."""
+        if any(request.max_new_tokens > 1 for request in requests):
+            return True
+        return sum(len(request.ids) for request in requests) > internals.batch_tokens(self._llm)
 
     def _add(self, request: Request, once: Once) -> None:
         internals.add(

@@ -609,6 +609,32 @@ def sampling(**parameters: Any) -> Any:
     return SamplingParams(detokenize=False, **parameters)
 
 
+def run_ahead(llm: Any, ahead: bool) -> None:
+    """Whether vLLM begins a step before the last one is read, where it was booted so and nothing is under way.
+
+    Where nothing is generated there is no next step: it would take as long to see that as all of ours.
+    """
+    core = _core(llm).engine_core
+    if _runs_ahead(core) and not core.batch_queue:
+        core.batch_queue_size = core.batch_queue.maxlen if ahead else 1
+
+
+def catch_up(llm: Any) -> None:
+    """See the end of steps that are under way when all is over: they are of requests that have ended."""
+    core = _core(llm).engine_core
+    while _runs_ahead(core) and core.batch_queue:
+        core.step_fn()
+
+
+def _runs_ahead(core: Any) -> bool:
+    return getattr(core, "batch_queue", None) is not None and bool(core.vllm_config.scheduler_config.async_scheduling)
+
+
+def batch_tokens(llm: Any) -> int:
+    """The most tokens in one forward pass."""
+    return int(_core(llm).engine_core.vllm_config.scheduler_config.max_num_batched_tokens)
+
+
 @functools.cache
 def _request_class() -> Any:
     from vllm.v1.engine import EngineCoreRequest

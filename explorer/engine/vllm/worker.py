@@ -45,8 +45,7 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load as vLLM does, then find the taps and wrap the forward pass. The model itself is not touched."""
         ignore_interrupts()
-        if internals.on_cpu():
-            keep_freed_memory()
+        keep_freed_memory()
         internals.prepare_experts(self.vllm_config.model_config)
         super().load_model(*args, **kwargs)
         whole = ModelShape(**self.vllm_config.additional_config["explorer"]["shape"])
