@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 PINS = "microsoft" not in platform.uname().release.lower()  # on WSL, CUDA can lock but little memory
-MOST = 2**26  # bytes that wait on the device to be copied together, in all parcels of a pass
+MOST = 2**24  # bytes that wait on the device to be copied together, in all parcels of a pass: the last of them late
 TYPES = {"q": torch.int64, "i": torch.int32, "f": torch.float32, "B": torch.uint8}  # of the numbers in arrays
 FEW = 2**20  # bytes for which less memory is not worth one more copy
 

@@ -16,7 +16,7 @@ from torch import nn
 from ..errors import EngineError
 from ..resolve import RowEdit
 from ..specs import OPS
-from .host import MOST, Parcel, to_host
+from .host import FEW, MOST, Parcel, to_host
 from .protocol import Request, Result
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _parcels(work: Mapping[str, Sequence[Span]]) -> list[Parcel]:
     """Give a parcel to each request that captures in a pass: who keeps a Run keeps what others captured in no case."""
     spans = {id(span): span for spans in work.values() for span in spans if span.held.width and not span.held.stays}
     for span in spans.values():
-        span.held.parcel = Parcel(span.held.width * span.count, MOST // len(spans))
+        span.held.parcel = Parcel(span.held.width * span.count, max(MOST // len(spans), FEW))
     return [span.held.parcel for span in spans.values() if span.held.parcel is not None]
 
 
