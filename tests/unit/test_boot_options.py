@@ -114,6 +114,17 @@ def test_the_locked_are_always_passed_on(tmp_path, on_cpu):
     assert len(code_hash()) == 16
 
 
+@pytest.mark.parametrize("kind", ["tensor", "pipeline", "V2"])
+def test_vllm_runs_ahead_with_one_worker_and_its_first_runner_alone(tmp_path, monkeypatch, on_cpu, kind):
+    assert "async_scheduling" not in chosen(tmp_path)  # vLLM's own choice
+    assert chosen(tmp_path, async_scheduling=True)["async_scheduling"] is True
+    monkeypatch.setattr(internals, "uses_v2", lambda: kind == "V2")
+    several = {} if kind == "V2" else {f"{kind}_parallel_size": 2}
+    assert chosen(tmp_path, **several)["async_scheduling"] is False
+    with pytest.raises(BootError, match=r"async_scheduling=True is refused with several workers and with the V2"):
+        chosen(tmp_path, async_scheduling=True, **several)
+
+
 def test_a_compiled_model_is_for_this_cpu_and_these_settings(tmp_path, monkeypatch, on_cpu):
     before = chosen(tmp_path)["additional_config"]
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
