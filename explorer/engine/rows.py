@@ -340,8 +340,8 @@ def _copied(
 
 def keep(chunks: dict[int, torch.Tensor], start: int, rows: torch.Tensor) -> None:
     """Store rows by their first position. Rows of later positions are from before a preemption: all come again."""
-    for later in [position for position in chunks if position > start]:
-        del chunks[later]
+    while chunks and next(reversed(chunks)) > start:  # they are in order
+        chunks.popitem()
     chunks[start] = rows
 
 
