@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -304,7 +305,8 @@ class LastLogits:
     """The logits that requests were served last, each by the position of its row."""
 
     def __init__(self) -> None:
-        self._going: dict[int, Held] = {}  # by `id`: whose rows are parts of the last batch's
+        # by `id`: whose rows are parts of the last batch's, while somebody else holds them
+        self._going: WeakValueDictionary[int, Held] = WeakValueDictionary()
 
     def keep(self, spans: Sequence[Span | None], logits: torch.Tensor) -> None:
         """Keep a row of logits `(spans, d_vocab)` for each span: of requests that are over float32, in the host.
@@ -325,7 +327,7 @@ class LastLogits:
             self._going.pop(id(span.held), None)
         for held in self._going.values():  # one that left would keep the rows of all others
             held.last_logits = {position: row.clone() for position, row in held.last_logits.items()}
-        self._going = {id(span.held): span.held for span in going.values()}
+        self._going = WeakValueDictionary({id(span.held): span.held for span in going.values()})
 
 
 def _copied(

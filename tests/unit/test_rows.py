@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -211,6 +212,14 @@ def test_the_last_logits_of_who_left_keep_no_others():
         last.keep([Span(first, 0, 1, position), Span(second, 1, 1, position)], torch.randn(2, 5))
     last.keep([Span(second, 0, 1, 5)], torch.randn(1, 5))
     assert [row.untyped_storage().nbytes() for row in first.last_logits.values()] == [20, 20]
+
+
+def test_what_was_captured_of_a_text_that_ended_early_is_let_go():
+    request, last = Held({}, (), rows=9), LastLogits()
+    last.keep([Span(request, 0, 1, 3)], torch.randn(1, 5))
+    gone = weakref.ref(request)
+    del request
+    assert gone() is None
 
 
 # --- captures ---------------------------------------------------------------------------------------------------------
