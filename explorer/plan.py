@@ -86,7 +86,7 @@ class Plan:
                         f"the source run is from another session, or from before a reboot, and did not "
                         f"capture {point.name}; run it again with capture={point.name!r}"
                     )
-            planned = self._once(self._source, origin)
+            planned = self._source(origin)
             planned.capture[point.name] = None
             deepest = max(deepest, planned.depth)
             return extent or Extent(len(planned.ids), len(planned.ids)), planned.key
@@ -95,7 +95,7 @@ class Plan:
 
     def _source(self, origin: Source) -> _Planned:
         try:
-            recipe = json.dumps(origin.to_json(), default=repr)  # what is no JSON is refused below
+            recipe = self._once(_recipe, origin)
             if recipe not in self._sources:
                 ids = self._encode(origin.ids or origin.prompt or "")
                 edits, depth = self._resolve(origin.edits, Extent(len(ids), len(ids)))
@@ -103,6 +103,10 @@ class Plan:
         except ValueError as error:
             raise SpecError(f"source: {error}") from None
         return self._sources[recipe]
+
+
+def _recipe(origin: Source) -> str:
+    return json.dumps(origin.to_json(), default=repr)  # what is no JSON is refused where it is run
 
 
 def tapped(catalogue: Catalogue, names: Sequence[str]) -> tuple[str, ...]:

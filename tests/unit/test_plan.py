@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -48,6 +51,18 @@ def test_keys_are_unique(plan):
 def test_the_last_generated_token_has_no_row(plan, new, rows):
     plan.add((3, 4), parse(Edit(STREAM, "suppress", phase="both")), max_new_tokens=new)
     assert len(plan.requests[0].edits[0].rows) == rows
+
+
+def test_what_is_patched_from_is_let_go_with_the_plan():
+    plan, source = Plan(CATALOGUE, torch.float32, encode), parse(Edit(STREAM, "patch", source="w0 w1"))
+    plan.add((3, 4), source)
+    gone = weakref.ref(plan)
+    gc.disable()  # a source may be a Run with much captured
+    try:
+        del plan
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_shared_source_runs_once(plan):
