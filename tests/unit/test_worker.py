@@ -335,6 +335,16 @@ def test_only_the_last_stage_has_the_head(stage):
     assert (made.explorer_logits(pack(torch.randn(2, 8))) is None) == (number == 0)
 
 
+def test_what_several_passes_captured_is_joined_when_it_has_come_to_the_host(worker, monkeypatch):
+    worker.explorer_open([request("a", ["embed.hook_out"], [])], {})
+    there = [torch.zeros(2, 8), torch.zeros(1, 8)]
+    worker._rows.held["a"].chunks["embed.hook_out"] = {0: there[0], 2: there[1]}
+    arrive = lambda device: [rows.fill_(1) for rows in there]  # noqa: E731
+    monkeypatch.setitem(type(worker).explorer_read.__globals__, "wait_for", arrive)
+    (answer,) = worker.explorer_read({"a": 3})
+    assert unpack(answer["captures"]["embed.hook_out"]).eq(1).all()
+
+
 def test_copies_are_answered_once_unless_asked_for(worker):
     worker._shards |= {"embed.hook_out": Shard(0, 8, 8, copy=1)}
     worker.explorer_open([request("a", ["embed.hook_out", "blocks.0.hook_out"], [])], {})

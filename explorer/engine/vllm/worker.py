@@ -171,9 +171,11 @@ class ExplorerWorker(internals.worker_base()):  # type: ignore[misc]
         What several workers hold alike is answered by the first of them, or by all that hold `copies`. Whoever asks
         from the same process may have it `shared`: tensors as they are.
         """
+        device = internals.device_of(self)
+        wait_for(device)  # what passes sent to the host is put together there
         answers = [self._answer(self._rows.held[key], count, copies) for key, count in rows.items()]
         self._rows.release(forget)
-        wait_for(internals.device_of(self))
+        wait_for(device)
         give = share if shared else pack
         for answer in answers:
             answer["captures"] = {name: give(captured) for name, captured in answer["captures"].items()}
