@@ -7,6 +7,7 @@ in the file ANSWER. vLLM turns it off on CPUs for want of streams alone: here th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import vllm.v1.worker.gpu_model_runner  # noqa: F401  # imports what reads the names below as types
 from transformers.generation import utils  # noqa: F401
 from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.worker import cpu_model_runner
 
 import explorer
 
@@ -43,9 +45,22 @@ def run_ahead() -> None:
         config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[assignment,method-assign]
+    cpu_model_runner._torch_cuda_wrapper = contextlib.nullcontext  # has others, which in 0.20 do not wait
     torch.Event = torch.cuda.Stream = Nothing  # type: ignore[assignment,misc]
     torch.cuda.current_stream = Nothing  # type: ignore[assignment]
     torch.cuda.stream = lambda _: contextlib.nullcontext()  # type: ignore[assignment]
+
+
+def failing(runner: Any, steps: int) -> None:
+    """Have the sampler fail in some steps, from the third on."""
+    sample, seen = runner._sample, itertools.count()
+
+    def sample_or_fail(*args: Any, **kwargs: Any) -> Any:
+        if 2 <= next(seen) < 2 + steps:
+            raise torch.OutOfMemoryError("no memory left")
+        return sample(*args, **kwargs)
+
+    runner._sample = sample_or_fail
 
 
 def main(answer: str, model: str) -> None:
@@ -79,6 +94,13 @@ def main(answer: str, model: str) -> None:
                 for run, want in zip(at_rest, whole, strict=True)
             )
             seen["under way"] = len(core.batch_queue)
+        for steps in (1, 2):  # a step that fails, and one that began before that was seen
+            failing(core.model_executor.driver_worker.worker.model_runner, steps)
+            try:
+                session.run([PROMPT, OTHER], max_new_tokens=12)
+            except torch.OutOfMemoryError:
+                seen["failed"] = seen.get("failed", 0) + 1
+            seen["under way"] += len(core.batch_queue)
         stopped = session.run(OTHER, STEERED, max_new_tokens=12, stop=whole[1].text[:2])
         seen["stopped"] = [len(stopped.generated), stopped.rows]
         seen["off"] = float((stopped.logits - whole[1].logits[: stopped.rows]).abs().max())

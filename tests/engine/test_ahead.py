@@ -24,6 +24,6 @@ def test_a_row_that_was_fed_ahead_is_nobodys(tiny_folder: Callable[[str], Path],
         assert run["generated"] == seen["ends"][i % 2]
         assert set(run["rows"]) == {lengths[i % 2] + run["generated"] - 1}
         assert run["same"] and run["off"] < 1e-4
-    assert seen["off at rest"] < 1e-4 and seen["under way"] == 0
+    assert seen["off at rest"] < 1e-4 and seen["under way"] == 0 and seen["failed"] == 2
     assert 0 < seen["stopped"][0] < 12 and seen["stopped"][1] == lengths[1] + seen["stopped"][0] - 1
     assert seen["off"] < 1e-4

@@ -37,7 +37,7 @@ def engine(monkeypatch):
     monkeypatch.setattr(internals, "call", rpc)
     monkeypatch.setattr(internals, "sampling", lambda **parameters: made.sampled.append(parameters))
     monkeypatch.setattr(internals, "add", lambda llm, key, ids, alike, seed, extra_args: queue.append(key))
-    monkeypatch.setattr(internals, "abort", lambda llm, keys: None)
+    monkeypatch.setattr(internals, "give_up", lambda llm, keys: None)
     made.ahead = []
     monkeypatch.setattr(internals, "run_ahead", lambda llm, ahead: made.ahead.append(ahead))
     monkeypatch.setattr(internals, "catch_up", lambda llm: None)

@@ -146,7 +146,7 @@ class VllmEngine:
             answers = zip(*self._rpc("explorer_read", rows, False, self._shares, forget), strict=True)
             results = [self._result(r, tuple(generated[r.key]), a) for r, a in zip(requests, answers, strict=True)]
         except BaseException:
-            internals.abort(self._llm, list(running))
+            internals.give_up(self._llm, list(running))
             self.release(keys)
             raise
         return results

@@ -626,6 +626,17 @@ def catch_up(llm: Any) -> None:
         core.step_fn()
 
 
+def give_up(llm: Any, request_ids: list[str]) -> None:
+    """Drop requests after an error, and the steps that are under way: the next run is not to read what they hold.
+
+    One that failed would fail it.
+    """
+    abort(llm, request_ids)
+    core = _core(llm).engine_core
+    if _runs_ahead(core):
+        core.batch_queue.clear()
+
+
 def _runs_ahead(core: Any) -> bool:
     return getattr(core, "batch_queue", None) is not None and bool(core.vllm_config.scheduler_config.async_scheduling)
 
