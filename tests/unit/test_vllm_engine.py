@@ -41,7 +41,9 @@ def engine(monkeypatch):
     made.ahead = []
     monkeypatch.setattr(internals, "run_ahead", lambda llm, ahead: made.ahead.append(ahead))
     monkeypatch.setattr(internals, "catch_up", lambda llm: None)
-    monkeypatch.setattr(internals, "batch_tokens", lambda llm: 5)
+    limits = SimpleNamespace(max_num_seqs=3, max_num_batched_tokens=5)
+    core = SimpleNamespace(vllm_config=SimpleNamespace(scheduler_config=limits))
+    monkeypatch.setattr(internals, "_core", lambda llm: SimpleNamespace(engine_core=core))
     monkeypatch.setattr(internals, "step", lambda llm: [internals.Output(queue.pop(0), [5], True)])
     return made
 
@@ -179,7 +181,8 @@ def test_vllm_runs_ahead_where_there_are_steps_to_come(engine):
     execute(engine, Request("a", (1, 2)), Request("b", (3, 4, 5), max_new_tokens=1))
     execute(engine, Request("c", (1, 2)), Request("d", (3, 4, 5, 6)))
     execute(engine, Request("e", (1, 2), max_new_tokens=2))
-    assert engine.ahead == [False, True, True]
+    execute(engine, *(Request(key, (1,)) for key in "fghi"))
+    assert engine.ahead == [False, True, True, True]
 
 
 def test_requests_that_are_sampled_alike_are_checked_once(engine):

@@ -232,7 +232,7 @@ class VllmEngine:
         """Whether they take more than one forward pass."""
         if any(request.max_new_tokens > 1 for request in requests):
             return True
-        return sum(len(request.ids) for request in requests) > internals.batch_tokens(self._llm)
+        return not internals.fit_in_one_pass(self._llm, [len(request.ids) for request in requests])
 
     def _add(self, request: Request, once: Once) -> None:
         internals.add(

@@ -641,9 +641,10 @@ def _runs_ahead(core: Any) -> bool:
     return getattr(core, "batch_queue", None) is not None and bool(core.vllm_config.scheduler_config.async_scheduling)
 
 
-def batch_tokens(llm: Any) -> int:
-    """The most tokens in one forward pass."""
-    return int(_core(llm).engine_core.vllm_config.scheduler_config.max_num_batched_tokens)
+def fit_in_one_pass(llm: Any, lengths: Sequence[int]) -> bool:
+    """Whether prompts of these lengths are fed in one forward pass."""
+    config = _core(llm).engine_core.vllm_config.scheduler_config
+    return len(lengths) <= config.max_num_seqs and sum(lengths) <= config.max_num_batched_tokens
 
 
 @functools.cache
