@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -273,6 +275,18 @@ def test_each_value_is_told_from_those_that_were():
         assert torch.equal(made(model, hook, x), by_hand(hook, x, [request, []], {}))
         model.program.run(lambda: None)
         del request
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_tables_were_filled_with_is_let_go(fails):
+    model, hook = Model(torch.float32), "blocks.0.hook_out"
+    held, work = model.work([edit(hook, "set", value=value(hook))], [])
+    gone = [weakref.ref(held[0]), weakref.ref(held[0].edits[hook][0].value)]
+    assert model.program.set(work)
+    with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+        model.program.run(lambda: 1 / (not fails))
+    del held, work
+    assert [of() for of in gone] == [None, None]
 
 
 def test_tables_that_were_half_filled_are_filled_again():

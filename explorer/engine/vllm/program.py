@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import nn
@@ -64,7 +65,7 @@ class Table(nn.Module):
         self.size = min(MOST_ENTRIES, MOST_BYTES // (width * (1 + dtype.itemsize)))
         self._nothing = torch.zeros(1, 1, 1, dtype=dtype, device=device)
         self._filled: Sequence[Entry] = ()
-        self._made_of: Sequence[torch.Tensor] = ()  # alive: entries are told apart by where these are
+        self._made_of: dict[int, ref[torch.Tensor]] = {}  # entries are told apart by where these are, or were
         self.register_buffer("how", torch.zeros(self.size, width, dtype=torch.uint8, device=device), persistent=False)
         self.register_buffer("factor", torch.ones(self.size, 1, dtype=torch.float32, device=device), persistent=False)
         self.register_buffer("value", torch.zeros(self.size, width, dtype=dtype, device=device), persistent=False)
@@ -79,7 +80,8 @@ class Table(nn.Module):
     def fill(self, plan: Plan) -> None:
         """Have the entries of a plan, from 1 on."""
         entries = list(plan.entries)
-        if not entries or entries == self._filled:
+        made_of = {origin: ref(tensor) for origin, tensor in plan.tensors.items() if isinstance(origin, int)}
+        if not entries or (entries == self._filled and made_of == self._made_of):
             return
         self._filled = ()  # should this fail halfway
         values = [self._values(entry, plan.tensors) for entry in entries]
@@ -99,8 +101,7 @@ class Table(nn.Module):
             end = first + 1 + len(more)
             taken = values[first][0].index_select(0, rows[first:end])
             self.value[1 + first : 1 + end].view(-1, *entries[first].blocks).copy_(taken)
-        self._filled = entries
-        self._made_of = [tensor for origin, tensor in plan.tensors.items() if isinstance(origin, int)]
+        self._filled, self._made_of = entries, made_of
 
     def _values(self, entry: Entry, tensors: Mapping[Origin, torch.Tensor]) -> tuple[torch.Tensor, int]:
         """A tensor `(rows, heads | 1, width | 1)`, and its row with an entry's values; where it has none, others."""
@@ -278,8 +279,8 @@ class Program:
 
     def run(self, forward: Callable[[], Any]) -> Any:
         """Run the model with the program in it."""
-        hidden = self._twin.run(forward)
         counts, self._counts = self._counts, []  # what it holds of requests is theirs
+        hidden = self._twin.run(forward)
         for name, span, of_edits in counts:
             self._rows.count(name, span, of_edits)
         self._rows.fired.update({name for name, _, _ in counts})
