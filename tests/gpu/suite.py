@@ -2,8 +2,9 @@
 
     python -m tests.gpu.suite --model 1b --model smollm2-135m --out FOLDER [pytest's own arguments]
 
-`FOLDER/suite.jsonl` has a line for each test as soon as it is over, `suite.json` all of them with versions, GPU, date
-and command, `suite.md` the table, which is printed as well.
+pytest's own are `-k`, `-x` and the like, and `--tensor-parallel N` and `--pipeline-parallel N` for several GPUs and
+`--rehearse` for a machine without any. `FOLDER/suite.jsonl` has a line for each test as soon as it is over,
+`suite.json` all of them with versions, GPU, date and command, `suite.md` the table, which is printed as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else products in fp32 are
 os.environ.setdefault("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # whatever that machine has
 
 import pytest
+import torch
 
+from explorer import ModelNotFound
+
+from .models import folder_of
 from .report import about, table
 
 HERE = Path(__file__).parent
@@ -56,16 +61,26 @@ class Records:
 
 def main() -> int:
     """Run it; 1 when something failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--model", action="append", help="a name of tests.gpu.models, a bundled name or a folder")
     parser.add_argument("--out", type=Path, default=Path(".out/gpu-results"))
     parser.add_argument("--tests", nargs="+", default=[str(HERE)], help="files of tests, in order")
     asked, rest = parser.parse_known_args()
+    models = asked.model or ["tiny"]
+    if not (torch.cuda.is_available() or "--rehearse" in rest):
+        parser.error("torch finds no NVIDIA GPU here, and every test would be skipped; --rehearse runs them on the CPU")
+    try:
+        for model in models:
+            folder_of(model)
+    except ModelNotFound as error:
+        parser.error(str(error))
     asked.out.mkdir(parents=True, exist_ok=True)
     lines = asked.out / "suite.jsonl"
     lines.unlink(missing_ok=True)
     started, rows, codes = time.monotonic(), [], []
-    for model in asked.model or ["tiny"]:
+    for model in models:
         records = Records(model, lines)
         arguments = ["-p", "no:cacheprovider", "-q", "--tb=short", "--show-capture=no", "--model", model]
         arguments += ["-o", f"faulthandler_timeout={STUCK}"]
