@@ -306,28 +306,27 @@ class LastLogits:
 
     def __init__(self) -> None:
         # by `id`: whose rows are parts of the last batch's, while somebody else holds them
-        self._going: WeakValueDictionary[int, Held] = WeakValueDictionary()
+        self._latest: WeakValueDictionary[int, Held] = WeakValueDictionary()
 
     def keep(self, spans: Sequence[Span | None], logits: torch.Tensor) -> None:
         """Keep a row of logits `(spans, d_vocab)` for each span: of requests that are over float32, in the host.
 
-        Of the others the latest two: when vLLM runs ahead, one more step has begun before a text is seen to have ended.
+        And of each the row before: when vLLM runs ahead, one more step has begun before a text is seen to have ended.
         """
         ours = {i: span for i, span in enumerate(spans) if span is not None}
         over = {i: span for i, span in ours.items() if span.last}
         going = {i: span for i, span in ours.items() if not span.last}
-        for span, row in _copied(over, logits, lambda rows: to_host(rows, torch.float32)):
-            span.held.last_logits = {span.end: row}
-            self._going.pop(id(span.held), None)
-        for span, row in _copied(going, logits, torch.clone):
+        in_host = _copied(over, logits, lambda rows: to_host(rows, torch.float32))
+        for span, row in (*in_host, *_copied(going, logits, torch.clone)):
             rows = span.held.last_logits
             while len(rows) > 1:
                 del rows[next(iter(rows))]
             rows[span.end] = row
-            self._going.pop(id(span.held), None)
-        for held in self._going.values():  # one that left would keep the rows of all others
-            held.last_logits = {position: row.clone() for position, row in held.last_logits.items()}
-        self._going = WeakValueDictionary({id(span.held): span.held for span in going.values()})
+            self._latest.pop(id(span.held), None)
+        for held in self._latest.values():  # one that left would keep the rows of all others
+            rows = held.last_logits
+            held.last_logits = {end: row if end + 1 >= held.rows else row.clone() for end, row in rows.items()}
+        self._latest = WeakValueDictionary({id(span.held): span.held for span in ours.values()})
 
 
 def _copied(

@@ -88,6 +88,11 @@ def main(answer: str, model: str) -> None:
                         ),
                     }
                 )
+            early = session.run(PROMPT, max_new_tokens=ends[0] + 1)  # by then its last row was fed
+            seen["early"] = [
+                len(early.generated),
+                float((early.logits_at() - whole[0].logits[early.rows - 1]).abs().max()),
+            ]
             at_rest = session.run([PROMPT, OTHER], [None, STEERED])  # without a step to come
             seen["off at rest"] = max(
                 float((run.logits_at() - want.logits[run.rows - 1]).abs().max())

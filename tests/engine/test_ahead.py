@@ -25,5 +25,6 @@ def test_a_row_that_was_fed_ahead_is_nobodys(tiny_folder: Callable[[str], Path],
         assert set(run["rows"]) == {lengths[i % 2] + run["generated"] - 1}
         assert run["same"] and run["off"] < 1e-4
     assert seen["off at rest"] < 1e-4 and seen["under way"] == 0 and seen["failed"] == 2
+    assert seen["early"][0] == seen["ends"][0] and seen["early"][1] < 1e-4
     assert 0 < seen["stopped"][0] < 12 and seen["stopped"][1] == lengths[1] + seen["stopped"][0] - 1
     assert seen["off"] < 1e-4

@@ -205,6 +205,18 @@ def test_the_last_logits_of_who_goes_on_and_who_is_over():
         assert [(p, row.tolist()) for p, row in going.last_logits.items()] == [(p, r.tolist()) for p, r in latest][-2:]
 
 
+def test_the_row_before_the_last_that_a_request_may_have_is_kept():
+    """The text may have ended there: the last one was fed ahead."""
+    request, other, last = Held({}, (), rows=5), Held({}, (), rows=9), LastLogits()
+    logits = torch.randn(2, 2, 5)
+    for position in (3, 4):
+        last.keep([Span(request, 0, 1, position), Span(other, 1, 1, position)], logits[position - 3].clone())
+    host = request.last_logits[4]
+    last.keep([Span(other, 0, 1, 5)], torch.randn(1, 5))
+    assert torch.equal(request.last_logits[3], logits[0, 0]) and request.last_logits[4] is host  # perhaps on its way
+    assert request.last_logits[3].untyped_storage().nbytes() == 20
+
+
 def test_the_last_logits_of_who_left_keep_no_others():
     """A text that ends early is read with the rest of its batch, perhaps hundreds of steps later."""
     first, second, last = Held({}, (), rows=9), Held({}, (), rows=9), LastLogits()
