@@ -93,11 +93,13 @@ def main(answer: str, model: str) -> None:
                 len(early.generated),
                 float((early.logits_at() - whole[0].logits[early.rows - 1]).abs().max()),
             ]
+            seen["begun at a time"] = [core.batch_queue_size]
             at_rest = session.run([PROMPT, OTHER], [None, STEERED])  # without a step to come
             seen["off at rest"] = max(
                 float((run.logits_at() - want.logits[run.rows - 1]).abs().max())
                 for run, want in zip(at_rest, whole, strict=True)
             )
+            seen["begun at a time"].append(core.batch_queue_size)
             seen["under way"] = len(core.batch_queue)
         for steps in (1, 2):  # a step that fails, and one that began before that was seen
             failing(core.model_executor.driver_worker.worker.model_runner, steps)

@@ -17,7 +17,7 @@ def test_a_row_that_was_fed_ahead_is_nobodys(tiny_folder: Callable[[str], Path],
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(answer.read_text())
-    assert seen["ahead"]
+    assert seen["ahead"] and seen["begun at a time"] == [2, 1]
     assert seen["ends"][0] <= 6 < 12  # one ends early
     lengths = [10, 4]  # of the prompts
     for i, run in enumerate(seen["runs"]):
