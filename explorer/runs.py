@@ -201,9 +201,7 @@ class Run:
 
     def log_probs_of(self, ids: Sequence[int], position: int = -1) -> list[float]:
         """Log-probabilities of some next tokens at a position, for whoever asked for the `best` there."""
-        row = self._row(position)
-        above = metrics.normalizer(row)
-        return [value - above for value in row[list(ids)].tolist()]
+        return metrics.log_probs(self._row(position))[list(ids)].tolist()  # type: ignore[no-any-return]
 
     def logit_diff(self, a: str | int, b: str | int, position: int = -1) -> float:
         """logit(a) - logit(b) at a position; a and b are one-token strings or ids."""

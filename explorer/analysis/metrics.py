@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 DEPTH = 32  # entries of a vocabulary that are looked at together
-STRETCH = 8192
 
 
 def largest(logits: torch.Tensor, k: int) -> list[int]:
@@ -29,18 +27,6 @@ def largest(logits: torch.Tensor, k: int) -> list[int]:
         chosen = np.arange(len(x))
     order = np.lexsort((-chosen, x[chosen]))[::-1]  # what is no number is the largest
     return chosen[order[:k]].tolist()  # type: ignore[no-any-return]
-
-
-def normalizer(logits: torch.Tensor) -> float:
-    """What a row of logits `(d_vocab,)` lies above its log-probabilities: the logarithm of the sum of exponentials."""
-    x = logits.numpy()
-    most, total = x.max(), 0.0
-    room = np.empty(min(len(x), STRETCH), dtype=x.dtype)  # stays in the processor's cache
-    for start in range(0, len(x), STRETCH):
-        stretch = x[start : start + STRETCH]
-        part = np.subtract(stretch, most, out=room[: len(stretch)])
-        total += float(np.exp(part, out=part).sum())
-    return float(most) + math.log(total)
 
 
 def log_probs(logits: torch.Tensor) -> torch.Tensor:
