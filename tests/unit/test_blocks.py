@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +94,18 @@ class Runner(SimpleNamespace):
             per_layer.append({i for i, block in enumerate(nan) if not block.any()})
         assert per_layer[0] == per_layer[1]
         return per_layer[0]
+
+
+def test_every_pass_since_blocks_were_given_counts() -> None:
+    runner, bad = Runner(), torch.ones(4, 3)
+    bad[1] = float("nan")
+    blocks, both = Blocks(runner), {name: span("blocks.3.hook_out") for name in "ab"}
+    both["b"] = replace(both["b"], row=3, count=1)
+    blocks.give((), [gets("a", 1, starts=True), gets("b", 2, starts=True)])
+    blocks.watch(both, [bad])
+    blocks.watch(both, [torch.ones(4, 3)])
+    blocks.give((), [gets("c", 1, 2, starts=True)])  # taken from requests that are not over
+    assert runner.clean() == {1}
 
 
 def gets(request: str, *blocks: int, starts: bool = False) -> internals.Given:

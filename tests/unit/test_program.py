@@ -17,7 +17,7 @@ from explorer.catalogue import Catalogue
 from explorer.engine.parts import find_parts
 from explorer.engine.points import find_taps
 from explorer.engine.rows import Rows, Span
-from explorer.engine.vllm import internals
+from explorer.engine.vllm import internals, program
 from explorer.engine.vllm.program import Program
 from explorer.engine.vllm.reads import reads
 from explorer.resolve import RowEdit
@@ -301,6 +301,18 @@ def test_tables_that_were_half_filled_are_filled_again():
     assert model.program.set(model.work(good, [])[1])
     assert torch.equal(made(model, hook, x), by_hand(hook, x, [good, []], sources))
     assert torch.equal(made(model, other, x), by_hand(other, x, [good, []], sources))
+
+
+def test_places_that_were_half_written_are_written_again(monkeypatch):
+    model, hook = Model(torch.float32), "blocks.0.hook_out"
+    good, other = ([edit(hook, "scale", rows, factor=2.0)] for rows in ((1, 2), (0,)))
+    assert model.program.set(model.work(good, [])[1])
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(program, "to_device", lambda *_: 1 / 0)
+        model.program.set(model.work(other, [])[1])
+    assert model.program.set(model.work(good, [])[1])
+    x = torch.randn(6, SHAPE.d_model)
+    assert torch.equal(made(model, hook, x), by_hand(hook, x, [good, []], {}))
 
 
 class Counted(TorchDispatchMode):
