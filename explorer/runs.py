@@ -184,12 +184,12 @@ class Run:
 
     def top(self, k: int = 10, position: int = -1) -> list[TopToken]:
         """The k most probable next tokens at a position, best first."""
-        ids = self.best(k, position)
-        values = self.log_probs_of(ids, position)
-        words = self.texts(ids)
+        ids = self._best(k, position)
+        values = self._log_probs_of(ids, position)
+        words = self._texts(ids)
         return [TopToken(t, i, math.exp(v), v) for t, i, v in zip(words, ids, values, strict=True)]
 
-    def best(self, k: int, position: int = -1) -> list[int]:
+    def _best(self, k: int, position: int = -1) -> list[int]:
         """The ids of `top`."""
         if whole(k, "k") < 1:
             raise ValueError(f"k must be at least 1, not {k}")
@@ -199,7 +199,7 @@ class Run:
             raise NotFinite(self._overflow(f"position {self._place(position)}"))
         return ids
 
-    def log_probs_of(self, ids: Sequence[int], position: int = -1) -> list[float]:
+    def _log_probs_of(self, ids: Sequence[int], position: int = -1) -> list[float]:
         """Log-probabilities of some next tokens at a position, for whoever asked for the `best` there."""
         return metrics.log_probs(self._row(position))[list(ids)].tolist()  # type: ignore[no-any-return]
 
@@ -296,7 +296,7 @@ class Run:
             "makes it again, and safetensors saves what it captured"
         )
 
-    def texts(self, ids: Sequence[int]) -> list[str]:
+    def _texts(self, ids: Sequence[int]) -> list[str]:
         """What tokens stand for."""
         return texts(self._origin.tokenizer, ids)
 
@@ -330,9 +330,9 @@ class Comparison:
     def top(self, k: int = 10, position: int = -1) -> list[TokenChange]:
         """The union of both runs' k most probable next tokens, most probable (in either) first."""
         runs = (self.clean, self.patched)
-        ids = list(dict.fromkeys(i for run in runs for i in run.best(k, position)))
-        clean, patched = ([math.exp(v) for v in run.log_probs_of(ids, position)] for run in runs)
-        words = self.clean.texts(ids)
+        ids = list(dict.fromkeys(i for run in runs for i in run._best(k, position)))
+        clean, patched = ([math.exp(v) for v in run._log_probs_of(ids, position)] for run in runs)
+        words = self.clean._texts(ids)
         rows = [TokenChange(t, i, c, p, p - c) for t, i, c, p in zip(words, ids, clean, patched, strict=True)]
         return sorted(rows, key=lambda row: -max(row.clean_prob, row.patched_prob))
 
