@@ -67,6 +67,8 @@ class Blocks:
             if largest is None:
                 largest = [to_host(torch.linalg.vector_norm(x, torch.inf, dim=-1)) for x in outputs]
             self._unsure += [(self._given[request], span.of(of_output)) for of_output in largest]
+        if self._runner.device.type == "cpu":  # known already
+            self._settle()
 
     def _settle(self) -> None:
         if self._unsure:
