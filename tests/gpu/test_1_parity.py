@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -13,11 +12,9 @@ import explorer
 
 from ..engine.compare import same
 from ..reference import Pass, Reference
-from .numbers import CLOSE, off, worst
+from .numbers import CLOSE, MORE_THAN_THEIRS, off, worst
 
 Record = Callable[[str, object], None]
-MORE_THAN_THEIRS = 1.5  # our error in bf16, of transformers' own in bf16
-MOST_OF_ONE = 4.0  # the same of a single hook or edit
 
 
 def test_bf16_as_good_as_transformers_bf16(
@@ -27,11 +24,6 @@ def test_bf16_as_good_as_transformers_bf16(
     prompts: Sequence[tuple[int, ...]],
     record_property: Record,
 ) -> None:
-    """Of each kind of hook the ratio of errors, ours to theirs: the geometric mean over layers, and none far off.
-
-    A single hook is one draw: on an H200 one of SmolLM2's, `blocks.2.mlp.hook_out`, was 1.83 times as far off, by two
-    units of bf16's last place of the one row that is most of its length.
-    """
     runs = eager.run(prompts, capture="all")
     true, theirs = ([ref.run(ids) for ids in prompts] for ref in (want, want_bf16))
     assert set(runs[0].captured) == set(want.names)
@@ -41,14 +33,9 @@ def test_bf16_as_good_as_transformers_bf16(
         by_component[eager.hooks[name].component].append(error)
     for component, pairs in by_component.items():
         record_property(component, [max(ours for ours, _ in pairs), max(theirs for _, theirs in pairs)])
-    ratios = {name: ours / theirs for name, (ours, theirs) in errors.items() if theirs}
-    record_property("worst ratio", max((ratio, name) for name, ratio in ratios.items()))
-    assert max(ratios.values()) <= MOST_OF_ONE and all(ours <= theirs for ours, theirs in errors.values() if not theirs)
-    by_kind: dict[str, list[float]] = defaultdict(list)
-    for name, ratio in ratios.items():
-        by_kind[eager.hooks[name].component].append(max(ratio, 1e-3))  # some are bit for bit
-    means = {kind: statistics.geometric_mean(of_kind) for kind, of_kind in by_kind.items()}
-    assert max(means.values()) <= MORE_THAN_THEIRS, means
+    too_far = {name: pair for name, pair in errors.items() if pair[0] > MORE_THAN_THEIRS * pair[1]}
+    record_property("worst ratio", max((ours / theirs, name) for name, (ours, theirs) in errors.items() if theirs))
+    assert not too_far
 
 
 def compared(

@@ -15,13 +15,12 @@ from explorer.catalogue import HookPoint
 
 from ..reference import Reference
 from ..reference.edits import apply
-from .numbers import CLOSE, edits_at, off, worst
+from .numbers import CLOSE, MORE_THAN_THEIRS, edits_at, off, worst
 
 T = TypeVar("T")
 Booted = Callable[..., explorer.Session]
 Record = Callable[[str, object], None]
 MODES = ("eager", "compiled")
-MORE_THAN_THEIRS = 1.5
 MOST_OF_ONE = 4.0  # the same of a single edit: on SmolLM2 they are between 0.35 and 1.8
 
 

@@ -10,11 +10,10 @@ import pytest
 import explorer
 
 from ..reference import Reference
-from .numbers import CLOSE, drawn, off, worst
+from .numbers import CLOSE, MORE_THAN_THEIRS, drawn, off, worst
 
 Record = Callable[[str, object], None]
 TOKENS = 12
-MORE_THAN_THEIRS = 1.5
 
 
 def steer(session: explorer.Session) -> tuple[str, dict[str, Any]]:
