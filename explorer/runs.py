@@ -195,13 +195,13 @@ class Run:
             raise ValueError(f"k must be at least 1, not {k}")
         row = self._row(position)
         ids = metrics.largest(row, whole(k, "k"))
-        if not _finite(row[ids]):
+        if not math.isfinite(row[ids[0]]):
             raise NotFinite(self._overflow(f"position {self._place(position)}"))
         return ids
 
-    def _log_probs_of(self, ids: Sequence[int], position: int = -1) -> list[float]:
+    def _log_probs_of(self, ids: list[int], position: int = -1) -> list[float]:
         """Log-probabilities of some next tokens at a position, for whoever asked for the `best` there."""
-        return metrics.log_probs(self._row(position))[list(ids)].tolist()  # type: ignore[no-any-return]
+        return metrics.log_probs(self._row(position)).numpy()[ids].tolist()  # type: ignore[no-any-return]
 
     def logit_diff(self, a: str | int, b: str | int, position: int = -1) -> float:
         """logit(a) - logit(b) at a position; a and b are one-token strings or ids."""

@@ -411,6 +411,8 @@ def _sampling(max_new_tokens: Any, temperature: Any, seed: Any, stop: Any) -> di
 
 
 def _is_number(value: Any, kind: type) -> bool:
+    if type(value) in (int, float):  # most are; to ask of an abstract class takes as long as all the rest
+        return kind is Real or type(value) is int
     return isinstance(value, kind) and not isinstance(value, bool)
 
 

@@ -14,7 +14,6 @@ from explorer.engine.vllm import engine as subject
 from explorer.engine.vllm import internals
 from explorer.engine.vllm.shards import Shard
 from explorer.engine.vllm.wire import pack
-from explorer.given import Once
 
 from . import fake
 
@@ -23,7 +22,7 @@ from . import fake
 def engine(monkeypatch):
     """An engine whose worker answers every request with two rows and no captures; `calls` are what it was asked."""
     made = subject.VllmEngine.__new__(subject.VllmEngine)
-    made._llm, made._stop_ids, made._shards, made.calls = object(), [], [{}], []
+    made._llm, made._stop_ids, made._shards, made.calls = object(), (), [{}], []
     made._shares, made._untried = True, False
     made.sampled = []
     made._broken, made._watch = None, SimpleNamespace(died=lambda: None)
@@ -35,7 +34,7 @@ def engine(monkeypatch):
 
     queue = []
     monkeypatch.setattr(internals, "call", rpc)
-    monkeypatch.setattr(internals, "sampling", lambda **parameters: made.sampled.append(parameters))
+    monkeypatch.setattr(internals, "sampling", lambda *parameters: made.sampled.append(parameters))
     monkeypatch.setattr(internals, "add", lambda llm, key, ids, alike, seed, extra_args: queue.append(key))
     monkeypatch.setattr(internals, "give_up", lambda llm, keys: None)
     made.ahead = []
@@ -185,24 +184,21 @@ def test_vllm_runs_ahead_where_there_are_steps_to_come(engine):
     assert engine.ahead == [False, True, True, True]
 
 
-def test_requests_that_are_sampled_alike_are_checked_once(engine):
-    execute(engine, Request("a", (1, 2)), Request("b", (3, 4), max_new_tokens=1), Request("c", (5, 6)))
-    assert [sorted(parameters.values(), key=str) for parameters in engine.sampled] == [[0.0, 1, []]] * 2
-    execute(engine, Request("d", (1, 2), temperature=0.5), Request("e", (3, 4)))
-    assert [parameters["temperature"] for parameters in engine.sampled] == [0.0, 0.0, 0.5, 0.0]
+def test_requests_are_sampled_as_they_ask_and_at_least_one_token(engine):
+    execute(engine, Request("a", (1, 2)), Request("b", (3, 4), max_new_tokens=3, temperature=0.5))
+    assert engine.sampled == [(1, 0.0, ()), (3, 0.5, ())]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_request_without_a_seed_gets_one_of_its_own(monkeypatch, temperature):
     """Else vLLM's V2 runner takes one from numpy's random numbers, which are the user's."""
     seeds = []
-    monkeypatch.setattr(internals, "sampling", lambda **parameters: None)
+    monkeypatch.setattr(internals, "sampling", lambda *parameters: None)
     monkeypatch.setattr(internals, "add", lambda llm, key, ids, alike, seed, extra_args: seeds.append(seed))
     made = subject.VllmEngine.__new__(subject.VllmEngine)
-    made._llm, made._stop_ids = object(), []
-    once = Once()
+    made._llm, made._stop_ids = object(), ()
     for seed in (None, None, None, 0):
-        made._add(Request("a", (1,), temperature=temperature, seed=seed), once)
+        made._add(Request("a", (1,), temperature=temperature, seed=seed))
     assert len(set(seeds[:3])) == 3 and all(0 <= seed < 2**63 for seed in seeds)
     assert seeds[3] == 0
 

@@ -6,6 +6,7 @@ times NaN is NaN: without this, one extreme edit would spoil runs long after it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,8 +35,8 @@ class Blocks:
         self._runner = runner
         self._spoilt: set[int] = set()
         self._given: dict[str, list[int]] = {}  # request -> its blocks; vLLM may have taken some of them back already
-        # blocks, and the largest number of each row of theirs, on its way from the device
-        self._unsure: list[tuple[list[int], torch.Tensor]] = []
+        # of each pass the largest number of each row, on its way from the device, and whose blocks depend on which rows
+        self._unsure: list[tuple[list[torch.Tensor], list[tuple[list[int], Span]]]] = []
 
     def give(self, over: Collection[str], given: Sequence[internals.Given]) -> None:
         """Before a step: who is over, and who gets blocks. Spoilt ones are zeroed: nobody else has them any more."""
@@ -57,23 +58,25 @@ class Blocks:
         last hidden state, or what the next stage goes on with; None after a pass that failed midway. On a GPU that is
         not known yet: it is looked at before blocks are given again.
         """
-        largest: list[torch.Tensor] | None = None
+        unsure: list[tuple[list[int], Span]] = []
         for request, span in spans.items():
             if not span.held.edits and not span.held.elsewhere:
                 continue
             if outputs is None or hides(span):
                 self._spoilt.update(self._given[request])
-                continue
-            if largest is None:
-                largest = [to_host(torch.linalg.vector_norm(x, torch.inf, dim=-1)) for x in outputs]
-            self._unsure += [(self._given[request], span.of(of_output)) for of_output in largest]
+            else:
+                unsure.append((self._given[request], span))
+        if unsure and outputs is not None:
+            largest = [to_host(torch.linalg.vector_norm(x, torch.inf, dim=-1)) for x in outputs]
+            self._unsure.append((largest, unsure))
         if self._runner.device.type == "cpu":  # known already
             self._settle()
 
     def _settle(self) -> None:
         if self._unsure:
             wait_for(self._runner.device)
-            for blocks, largest in self._unsure:
-                if not largest.isfinite().all():
-                    self._spoilt.update(blocks)
+            for largest, unsure in self._unsure:
+                for of_rows in largest:
+                    if not math.isfinite(of_rows.max()):  # which is seldom so, and NaN is the largest of all
+                        self._spoilt.update(*(blocks for blocks, span in unsure if not span.of(of_rows).isfinite().all()))
             self._unsure = []

@@ -12,7 +12,6 @@ import torch
 
 from ...catalogue import Catalogue, HookPoint
 from ...errors import BootError, Cancelled, EngineError
-from ...given import Once
 from ...resolve import RowEdit
 from ...status import StatusLine
 from ..protocol import Request, Result, unknown_parameter
@@ -33,7 +32,7 @@ class VllmEngine:
 
     def __init__(self, path: str, options: dict[str, Any], stop_ids: Sequence[int], progress: Progress) -> None:
         """`stop_ids` end a generation: vLLM has no tokenizer here to know them from."""
-        self._stop_ids = list(stop_ids)
+        self._stop_ids = tuple(stop_ids)
         self._broken: str | None = None  # why the worker processes are of no use any more
         self._untried = False
         with internals.lifetime.booting():
@@ -43,7 +42,7 @@ class VllmEngine:
             try:
                 progress("first forward pass")
                 self._first_pass()
-                self._stop_ids = list(dict.fromkeys([*stop_ids, *internals.configured_stops(self._llm)]))
+                self._stop_ids = tuple(dict.fromkeys([*stop_ids, *internals.configured_stops(self._llm)]))
                 self.model, self._shards = describe(self._llm)
                 self._warm_up()
                 self._untried = True  # edits in the compiled graph
@@ -54,7 +53,7 @@ class VllmEngine:
     def _first_pass(self) -> None:
         """Some different tokens, for the worker to see what the model's hooks hold."""
         ids = range(min(16, internals.max_model_len(self._llm) - 1, internals.vocabulary(self._llm)))
-        self._add(Request("first pass", tuple(ids)), Once())
+        self._add(Request("first pass", tuple(ids)))
         while not internals.step(self._llm):
             pass
 
@@ -142,9 +141,8 @@ class VllmEngine:
         try:
             self._rpc("explorer_open", *pack_requests(requests))
             internals.run_ahead(self._llm, self._takes_steps(requests))
-            once = Once()
             for request in requests:
-                self._add(request, once)
+                self._add(request)
                 running[request.key] = request
             while running:
                 if cancelled():
@@ -252,21 +250,17 @@ class VllmEngine:
             return True
         return not internals.fit_in_one_pass(self._llm, [len(request.ids) for request in requests])
 
-    def _add(self, request: Request, once: Once) -> None:
+    def _add(self, request: Request) -> None:
+        tokens = max(1, request.max_new_tokens)  # vLLM always samples; a run of the prompt alone drops the token
         internals.add(
             self._llm,
             request.key,
             request.ids,
-            once(self._sampling, request.max_new_tokens, request.temperature),
+            internals.sampling(tokens, request.temperature, self._stop_ids),
             # the V2 runner would take one from numpy's random numbers, which are the user's
             seed=secrets.randbits(63) if request.seed is None else request.seed,
             extra_args={"explorer": request.key},
         )
-
-    def _sampling(self, max_new_tokens: int, temperature: float) -> Any:
-        """What the requests of a call have in common."""
-        tokens = max(1, max_new_tokens)  # vLLM always samples; a run of the prompt alone drops the token
-        return internals.sampling(max_tokens=tokens, temperature=temperature, stop_token_ids=self._stop_ids)
 
     def _result(self, request: Request, generated: tuple[int, ...], answers: Sequence[dict[str, Any]]) -> Result:
         """Put together what each worker answered about one request."""

@@ -602,11 +602,14 @@ def step(llm: Any) -> list[Output]:
     return [Output(o.request_id, o.new_token_ids, o.finished) for o in _core(llm).get_output().outputs]
 
 
-def sampling(**parameters: Any) -> Any:
-    """vLLM's `SamplingParams`, checked; it takes longer than all else of `add`."""
+@functools.lru_cache(16)
+def sampling(max_tokens: int, temperature: float, stop_token_ids: tuple[int, ...]) -> Any:
+    """vLLM's `SamplingParams`, checked, which takes longer than all else of `add`: to be copied, not changed."""
     from vllm.sampling_params import SamplingParams
 
-    return SamplingParams(detokenize=False, **parameters)
+    return SamplingParams(
+        detokenize=False, max_tokens=max_tokens, temperature=temperature, stop_token_ids=list(stop_token_ids)
+    )
 
 
 def run_ahead(llm: Any, ahead: bool) -> None:
