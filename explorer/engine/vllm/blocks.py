@@ -78,5 +78,6 @@ class Blocks:
             for largest, unsure in self._unsure:
                 for of_rows in largest:
                     if not math.isfinite(of_rows.max()):  # which is seldom so, and NaN is the largest of all
-                        self._spoilt.update(*(blocks for blocks, span in unsure if not span.of(of_rows).isfinite().all()))
+                        spoilt = (blocks for blocks, span in unsure if not span.of(of_rows).isfinite().all())
+                        self._spoilt.update(*spoilt)
             self._unsure = []
