@@ -12,7 +12,7 @@ import explorer
 
 from ..engine.compare import same
 from ..reference import Pass, Reference
-from .numbers import CLOSE, MORE_THAN_THEIRS, off, worst
+from .numbers import CLOSE, MORE_THAN_THEIRS, off, on_average
 
 Record = Callable[[str, object], None]
 
@@ -41,11 +41,11 @@ def test_bf16_as_good_as_transformers_bf16(
 def compared(
     runs: Sequence[explorer.Run], true: Sequence[Pass], theirs: Sequence[Pass]
 ) -> dict[str, tuple[float, float]]:
-    """For each hook how far our rows and theirs are off, of the length of all true rows."""
+    """For each hook how far our rows and theirs are off on average."""
     errors = {}
     for name in runs[0].captured:
-        ours = worst([(run[name], ref[name]) for run, ref in zip(runs, true, strict=True)])
-        errors[name] = (ours, worst([(run[name], ref[name]) for run, ref in zip(theirs, true, strict=True)]))
+        ours = on_average([(run[name], ref[name]) for run, ref in zip(runs, true, strict=True)])
+        errors[name] = (ours, on_average([(run[name], ref[name]) for run, ref in zip(theirs, true, strict=True)]))
     return errors
 
 

@@ -15,7 +15,7 @@ from explorer.catalogue import HookPoint
 
 from ..reference import Reference
 from ..reference.edits import apply
-from .numbers import CLOSE, MORE_THAN_THEIRS, edits_at, off, worst
+from .numbers import CLOSE, MORE_THAN_THEIRS, edits_at, off, on_average
 
 T = TypeVar("T")
 Booted = Callable[..., explorer.Session]
@@ -86,8 +86,8 @@ def test_bf16_edits_as_good_as_transformers_bf16(
     for ids in prompts[:2]:
         for (hook, op), spec in specs_at(session, (session.model.shape.layers // 2,), ids).items():
             true = want.run(ids, spec).logits
-            ours = worst([(session.run(ids, spec).logits, true)])
-            theirs = worst([(want_bf16.run(ids, spec).logits, true)])
+            ours = on_average([(session.run(ids, spec).logits, true)])
+            theirs = on_average([(want_bf16.run(ids, spec).logits, true)])
             errors.setdefault(op, []).append((ours, theirs))
             ratios.setdefault(hook, []).append(ours / theirs)
     for op, pairs in errors.items():

@@ -10,7 +10,7 @@ import pytest
 import explorer
 
 from ..reference import Reference
-from .numbers import CLOSE, MORE_THAN_THEIRS, drawn, off, worst
+from .numbers import CLOSE, MORE_THAN_THEIRS, drawn, off, on_average
 
 Record = Callable[[str, object], None]
 TOKENS = 12
@@ -62,7 +62,7 @@ def test_steered_in_bf16(
     for run in session.generate(prompts, {hook: edit | {"phase": "both"}}, max_new_tokens=TOKENS):
         true, theirs = (ref.run(run.ids[: run.rows], {hook: edit}).logits for ref in (want, want_bf16))
         pairs.append((run.logits, theirs, true))
-    ours, theirs = worst([(g, w) for g, _, w in pairs]), worst([(t, w) for _, t, w in pairs])
+    ours, theirs = on_average([(g, w) for g, _, w in pairs]), on_average([(t, w) for _, t, w in pairs])
     record_property("logits", [ours, theirs])
     assert ours <= MORE_THAN_THEIRS * theirs
 
