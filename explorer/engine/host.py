@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def to_host(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """
     if x.device.type != "cuda":
         return x.to("cpu", dtype or x.dtype, copy=True)
-    return _host_memory(x, x.shape, dtype or x.dtype).copy_(x, non_blocking=True)
+    return torch.empty(x.shape, dtype=dtype or x.dtype, pin_memory=PINS).copy_(x, non_blocking=True)
 
 
 def to_device(device: torch.device, *arrays: array[Any]) -> list[torch.Tensor]:
@@ -48,45 +49,46 @@ class Parcel:
     is yet to come fills, so that who keeps the tensors keeps little else.
     """
 
-    def __init__(self, numbers: int, most: int = MOST) -> None:
-        """`numbers` is how many are to come, as far as is known; a piece has `most` bytes, or one larger tensor."""
-        self._to_come, self._most = numbers, most
+    def __init__(self, numbers: int, sent: Callable[[str, torch.Tensor], object], most: int = MOST) -> None:
+        """`numbers` is how many are to come, as far as is known; a piece has `most` bytes, or one larger tensor.
+
+        `sent` is told each tensor's name and gets it, flat, in the host's memory: to be read when it was waited for.
+        """
+        self._to_come, self._sent, self._most = numbers, sent, most
         self._forget()
 
-    def add(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy of `x` `(rows, width)` in the host's memory: to be read when the parcel was sent and waited for."""
-        count = x.numel()
-        if count > self._room or x.dtype != self._here.dtype:
+    def add(self, name: str, x: torch.Tensor) -> None:
+        """Take a copy of `x` `(rows, width)` along."""
+        rows, width = x.shape
+        count = rows * width
+        if self._end + count > self._room or x.dtype != self._piece.dtype:
             self.send()
             self._begin(x)
-        place = x.shape, (x.shape[1], 1), self._used
-        self._used += count
-        self._room -= count
-        self._to_come -= count
-        self._here.as_strided(*place).copy_(x)
-        return self._there.as_strided(*place)
+        self._piece.as_strided((rows, width), (width, 1), self._end).copy_(x)
+        self._end += count
+        self._added.append((name, count))
 
     def send(self) -> None:
         """Send what was added and is still here."""
-        if self._used:
-            self._there[: self._used].copy_(self._here[: self._used], non_blocking=True)
-            self._forget()
+        if not self._added:
+            return
+        with torch.inference_mode(False):  # else all parts of it would be tensors of inference mode
+            there = to_host(self._piece[: self._end])
+        names, counts = zip(*self._added, strict=True)
+        self._to_come -= self._end
+        self._forget()
+        for name, part in zip(names, there.split(counts), strict=True):
+            self._sent(name, part)
 
     def _begin(self, x: torch.Tensor) -> None:
         """Begin a piece, with room for `x` at least."""
         room = min(self._to_come, self._most // x.itemsize)
         if room * x.itemsize > FEW:
             room = 1 << room.bit_length() - 1
-        self._room = room = max(room, x.numel())
-        self._here = x.new_empty(room)
-        with torch.inference_mode(False):  # else all parts of it would be tensors of inference mode
-            self._there = _host_memory(x, (room,), x.dtype)
+        self._room = max(room, x.numel())
+        self._piece = x.new_empty(self._room)
 
     def _forget(self) -> None:
-        self._here = self._there = torch.empty(0)
-        self._used = self._room = 0
-
-
-def _host_memory(x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory of the host that copies from the device of `x` are fast to."""
-    return torch.empty(shape, dtype=dtype, pin_memory=PINS and x.device.type == "cuda")
+        self._piece = torch.empty(0)
+        self._room = self._end = 0
+        self._added: list[tuple[str, int]] = []

@@ -146,7 +146,7 @@ class Rows:
         self, taps: Mapping[str, Tap], work: Mapping[str, Sequence[Span]], device: torch.device
     ) -> Iterator[None]:
         """Meanwhile hook points do the work of a pass. What they captured is on its way to the host then."""
-        handles, parcels = [], _parcels(work) if device.type == "cuda" else []
+        handles, parcels = [], self._parcels(work) if device.type == "cuda" else []
         try:
             for name, spans in work.items():
                 handles.append(taps[name].attach(partial(self.handle, name, spans)))
@@ -178,15 +178,27 @@ class Rows:
         return ChangedRows(index, x[index])
 
     def _capture(self, name: str, span: Span, x: torch.Tensor) -> None:
-        held, shape = span.held, self._shapes[name]
+        held = span.held
         rows = x if span.count == x.shape[0] else span.of(x)
         if held.stays:
-            rows = rows.clone()
+            self._keep(held.chunks, span.start, name, rows.clone())
+        elif held.parcel is None:
+            self._keep(held.chunks, span.start, name, to_host(rows))
         else:
-            rows = to_host(rows) if held.parcel is None else held.parcel.add(rows)
-        if len(shape) == 2:
-            rows = rows.view(-1, *shape)
-        keep(held.chunks.setdefault(name, {}), span.start, rows)
+            held.parcel.add(name, rows)
+
+    def _keep(self, chunks: dict[str, dict[int, torch.Tensor]], start: int, name: str, rows: torch.Tensor) -> None:
+        keep(chunks.setdefault(name, {}), start, rows.view(-1, *self._shapes[name]))
+
+    def _parcels(self, work: Mapping[str, Sequence[Span]]) -> list[Parcel]:
+        """Give a parcel to each request that captures in a pass: who keeps a Run keeps nothing that others captured."""
+        spans = {id(span): span for spans in work.values() for span in spans if span.held.width and not span.held.stays}
+        parcels = []
+        for span in spans.values():
+            sent = partial(self._keep, span.held.chunks, span.start)
+            parcels.append(Parcel(span.held.width * span.count, sent, max(MOST // len(spans), FEW)))
+            span.held.parcel = parcels[-1]
+        return parcels
 
     def count(self, name: str, span: Span, of_edits: Sequence[int]) -> None:
         """Note how many rows of a span each edit at a hook point came to."""
@@ -204,14 +216,6 @@ class Rows:
         assert edit.source is not None
         rows = join(self.held[edit.source[0]].chunks[edit.hook])
         return rows if rows.dim() == 3 else rows[:, None]
-
-
-def _parcels(work: Mapping[str, Sequence[Span]]) -> list[Parcel]:
-    """Give a parcel to each request that captures in a pass: who keeps a Run keeps what others captured in no case."""
-    spans = {id(span): span for spans in work.values() for span in spans if span.held.width and not span.held.stays}
-    for span in spans.values():
-        span.held.parcel = Parcel(span.held.width * span.count, max(MOST // len(spans), FEW))
-    return [span.held.parcel for span in spans.values() if span.held.parcel is not None]
 
 
 def misfit(edit: RowEdit, shape: tuple[int, ...]) -> str | None:

@@ -5,47 +5,53 @@ from __future__ import annotations
 import pytest
 import torch
 
+from explorer.engine import host
 from explorer.engine.host import FEW, Parcel, to_host
 from explorer.engine.vllm.wire import share
 
 
-def copies(parcel: Parcel, monkeypatch) -> list[int]:
-    """The sizes of its copies to the host, as they are made."""
-    made: list[int] = []
-    copy = torch.Tensor.copy_
+class Sent(dict[str, torch.Tensor]):
+    """What was sent, by name, and the sizes of the copies to the host."""
 
-    def counted(self, x, non_blocking=False):
-        if non_blocking:
-            made.append(self.nbytes)
-        return copy(self, x, non_blocking)
+    def __init__(self, monkeypatch) -> None:
+        self.copies: list[int] = []
+        monkeypatch.setattr(host, "to_host", self.copy)
 
-    monkeypatch.setattr(torch.Tensor, "copy_", counted)
-    return made
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        self.copies.append(x.nbytes)
+        return to_host(x)
 
-
-def memory(tensors: list[torch.Tensor]) -> list[int]:
-    """The sizes of the pieces that tensors are parts of."""
-    return sorted({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
+    def memory(self) -> list[int]:
+        """The sizes of the pieces that tensors are parts of."""
+        return sorted({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in self.values()}.values())
 
 
-def test_what_was_added_is_there_once_it_was_sent():
+@pytest.fixture
+def sent(monkeypatch) -> Sent:
+    return Sent(monkeypatch)
+
+
+def test_what_was_added_is_there_once_it_was_sent(sent):
     tensors = [torch.randn(3, 4), torch.randn(3, 10).to(torch.bfloat16), torch.randn(3, 8)[:, 2:6], torch.randn(7, 1)]
-    parcel = Parcel(61, most=64)
+    parcel = Parcel(61, sent.__setitem__, most=64)
     want = [x.clone() for x in tensors]
-    got = [parcel.add(x) for x in tensors]
-    for x in tensors:
+    for i, x in enumerate(tensors):
+        parcel.add(f"{i}", x)
         x.zero_()
     parcel.send()
-    for mine, expected in zip(got, want, strict=True):
-        assert mine.dtype == expected.dtype and torch.equal(mine, expected)
+    assert list(sent) == ["0", "1", "2", "3"]
+    for mine, expected in zip(sent.values(), want, strict=True):
+        assert mine.dtype == expected.dtype and torch.equal(mine, expected.flatten())
 
 
-def test_who_gets_a_part_may_have_it_in_autograd(monkeypatch):
+def test_who_gets_a_part_may_have_it_in_autograd(monkeypatch, sent):
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda x: True)
     with torch.inference_mode():  # as in vLLM's steps
-        parcel = Parcel(8)
-        part = parcel.add(torch.ones(2, 3))
+        parcel = Parcel(8, sent.__setitem__)
+        parcel.add("part", torch.ones(2, 3))
+        parcel.add("rest", torch.ones(2, 1))
         parcel.send()
+        part = sent["part"].view(2, 3)
         shared = share(part)
     assert shared.data_ptr() == part.data_ptr()
     weight = torch.full((), 2.0, requires_grad=True)
@@ -55,33 +61,41 @@ def test_who_gets_a_part_may_have_it_in_autograd(monkeypatch):
     assert shared.eq(2).all()
 
 
-def test_a_parcel_is_one_copy(monkeypatch):
-    parcel = Parcel(40)
-    made = copies(parcel, monkeypatch)
-    tensors = [parcel.add(torch.zeros(2, 5)) for _ in range(4)]
-    assert made == []
+def test_a_parcel_is_one_copy(sent):
+    parcel = Parcel(40, sent.__setitem__)
+    for name in "abcd":
+        parcel.add(name, torch.zeros(2, 5))
+    assert not sent.copies and not sent
     parcel.send()
     parcel.send()
-    assert made == [160] == memory(tensors)
+    assert sent.copies == [160] == sent.memory()
 
 
-def test_pieces_are_powers_of_two_that_are_filled(monkeypatch):
+def test_pieces_are_powers_of_two_that_are_filled(sent):
     quarter = FEW // 4  # bytes
-    parcel = Parcel(13 * FEW // 4, most=4 * FEW)
-    made = copies(parcel, monkeypatch)
-    tensors = [parcel.add(torch.zeros(1, quarter // 4)) for _ in range(4 * 13)]
+    parcel = Parcel(13 * FEW // 4, sent.__setitem__, most=4 * FEW)
+    for i in range(4 * 13):
+        parcel.add(f"{i}", torch.zeros(1, quarter // 4))
     parcel.send()
-    assert made == [4 * FEW] * 3 + [FEW]
-    assert memory(tensors) == [FEW, *[4 * FEW] * 3]
+    assert sent.copies == [4 * FEW] * 3 + [FEW]
+    assert sent.memory() == [FEW, *[4 * FEW] * 3]
 
 
-def test_what_fits_in_no_piece_has_its_own(monkeypatch):
-    parcel = Parcel(12, most=16)
-    made = copies(parcel, monkeypatch)
-    tensors = [parcel.add(torch.zeros(n, 1)) for n in (2, 9, 1, 5)]  # the last was not to come
+def test_what_fits_in_no_piece_has_its_own(sent):
+    parcel = Parcel(12, sent.__setitem__, most=16)
+    for n in (2, 9, 1, 5):  # the last was not to come
+        parcel.add(f"{n}", torch.zeros(n, 1))
     parcel.send()
-    assert made == [8, 36, 4, 20]
-    assert [len(x) for x in tensors] == [2, 9, 1, 5]
+    assert sent.copies == [8, 36, 4, 20]
+    assert [len(x) for x in sent.values()] == [2, 9, 1, 5]
+
+
+def test_of_what_comes_twice_by_a_name_the_later_counts(sent):
+    parcel = Parcel(4, sent.__setitem__)
+    for value in (1.0, 2.0, 3.0):
+        parcel.add("twice" if value < 3 else "once", torch.full((2, 1), value))
+    parcel.send()
+    assert {name: x.tolist() for name, x in sent.items()} == {"twice": [2, 2], "once": [3, 3]}
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
