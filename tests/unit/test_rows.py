@@ -275,6 +275,27 @@ def test_what_is_captured_is_a_copy_of_each_request_alone(device):
     assert rows.fired == {"stream": 1, "heads": 1}
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_prompt_in_two_passes_of_which_one_is_tried_again(device):
+    taps = {"h": Hook(*HEADS)}
+    rows, whole = Rows({"h": HEADS}), torch.randn(7, 6)
+    request = rows.prepare([], ["h"], rows=7)
+
+    def run(start: int, end: int, fails: bool = False) -> None:
+        span = Span(request, 0, end - start, start)
+        with rows.attached(taps, rows.work([span]), torch.device(device)):
+            taps["h"].handler(nn.Identity(), whole[start:end].clone())
+            if fails:
+                raise RuntimeError("out of luck")
+
+    run(0, 4)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(4, 7, fails=True)
+    run(4, 7)
+    assert list(request.chunks["h"]) == [0, 4]
+    assert torch.equal(join(request.chunks["h"]), whole.unflatten(1, HEADS))
+
+
 def test_a_pass_that_fails_leaves_nothing_attached():
     taps = {"h": Hook(6)}
     rows = Rows({"h": (6,)})
