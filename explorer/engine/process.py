@@ -104,6 +104,7 @@ def keep_freed_memory() -> None:
 def give_back_memory() -> None:
     """Return what was freed to the machine: allocators, and threads that have ended, keep it otherwise."""
     gc.collect()
+    gc.collect()  # what held a module that holds itself, its weight's loader being a method of it, went only now
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
         getattr(torch._C, "_host_emptyCache", lambda: None)()  # page-locked memory

@@ -25,6 +25,8 @@ import torch
 
 import explorer
 
+from .compare import worker
+
 EIFFEL = "The Eiffel Tower is in the city of"
 
 
@@ -88,7 +90,9 @@ def main(answer: str, model: str, tiny: str) -> None:
 
     second = explorer.boot(tiny)
     alive = second.run([1, 5, 9]).logits
+    weights = {name: weakref.ref(w) for name, w in worker(session).model_runner.model.named_parameters()}
     session.close()
+    seen["weights of a closed session"] = [name for name, weight in weights.items() if weight() is not None]
     session.close()
     seen["second session after the first closed"] = bool(torch.equal(second.run([1, 5, 9]).logits, alive))
     with explorer.boot(tiny, max_model_len=64) as third:

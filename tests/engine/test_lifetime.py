@@ -50,6 +50,7 @@ def test_nothing_is_left_after_the_last_session(fresh: dict[str, Any]) -> None:
 def test_sessions_side_by_side(fresh: dict[str, Any]) -> None:
     assert fresh["second session after the first closed"] is True
     assert fresh["third session"] is True
+    assert fresh["weights of a closed session"] == []
     assert fresh["second session after the third closed"] is True
     assert len(fresh["workers with one open"]) == 1
     assert fresh["boots again"] is True
