@@ -213,16 +213,20 @@ def test_cache_that_layers_with_a_window_gave_back(booted: Callable[..., explore
 
 @pytest.mark.parametrize("layer", [0, 12, 29])
 def test_a_self_patch_in_bf16_rounds_the_stream_once_more(either_smol_bf16: explorer.Session, layer: int) -> None:
-    """The README's number: vLLM's layers add their output to a stream that was rounded, or to one that was not.
+    """What the README says: vLLM's layers add their output to a stream that was rounded, or to one that was not.
 
-    In transformers the stream is rounded after each layer, patched or not.
+    In transformers the stream is rounded after each layer, patched or not. How far probabilities move is a matter of
+    the CPU's kernels (0.032 and 0.039 were seen), so the yardstick is how far bf16 is off without the patch.
     """
     hook = f"blocks.{layer}.hook_out"
+    ref = reference(either_smol_bf16.model_path)
     moved = []
     for prompt in PROMPTS[:2]:
         run = either_smol_bf16.run(prompt, capture=hook)
         again = either_smol_bf16.run(prompt, explorer.Edit(hook, "patch", source=run), capture=hook)
         assert torch.equal(again[hook], run[hook])
-        moved.append(float((run.logits.softmax(-1) - again.logits.softmax(-1)).abs().max()))
+        before, after, true = (x.logits.softmax(-1) for x in (run, again, ref.run(run.fed)))
+        assert (after - true).abs().max() <= 1.5 * (before - true).abs().max()
+        moved.append(float((before - after).abs().max()))
     print(f"layer {layer}: probabilities move by up to {max(moved):.3f}")
-    assert max(moved) == 0 if in_transformers(either_smol_bf16) else 0 < max(moved) < 0.035
+    assert (max(moved) == 0) == in_transformers(either_smol_bf16)
