@@ -1,0 +1,91 @@
+// The fields of an edit: what each operation takes, and the way between a typed text and the JSON of the spec.
+
+export const OPS = [
+  ["suppress", "set to zero"],
+  ["scale", "multiply by a factor"],
+  ["add", "add a value"],
+  ["set", "overwrite with a value"],
+  ["patch", "take the values of the source prompt"],
+];
+export const AMOUNT = { scale: "factor", add: "value", set: "value" };
+export const NO_SOURCE = "There is nothing to patch from yet: type a second prompt as Source, above.";
+const MOST = 100000; // positions that one slice in a list may stand for
+
+// A text that says no edit; its message is for the user.
+export class Refused extends Error {}
+
+export function one(list) {
+  return Array.isArray(list) && list.length === 1 ? list[0] : list;
+}
+
+// Positions from "9", "1, 4", "3:7", "1, 3:7", "last" or "all"; null from an empty text.
+export function positionsOf(text, label) {
+  const trimmed = text.trim();
+  if (!trimmed) return null;
+  if (trimmed === "last" || trimmed === "all" || /^-?\d*\s*:\s*-?\d*$/.test(trimmed)) return trimmed.replaceAll(" ", "");
+  return integersOf(trimmed, `${label}: \u201c${trimmed}\u201d is not a list of positions; write 9, or 1, 4, or 3:7 (that is 3 to 6), or last, or all.`);
+}
+
+export function headsOf(text) {
+  const trimmed = text.trim();
+  if (!trimmed || trimmed === "all") return null;
+  return integersOf(trimmed, `Heads: \u201c${trimmed}\u201d is not a list of heads; write 3, or 1, 4, or 0:3 (that is 0 to 2), or all.`);
+}
+
+function integersOf(text, refusal) {
+  return text.replace(/\s*:\s*/g, ":").split(/[\s,]+/).filter(Boolean).flatMap((part) => {
+    if (/^-?\d+$/.test(part)) return [Number(part)];
+    const [from, to] = part.match(/^\d+:\d+$/) ? part.split(":").map(Number) : [0, 0];
+    if (to <= from || to - from > MOST) throw new Refused(refusal);
+    return Array.from({ length: to - from }, (_, i) => from + i);
+  });
+}
+
+// The text that gives these positions or heads back, in their order: a source's follow the prompt's one by one.
+export function written(places) {
+  if (places === null || places === undefined || places === "all") return "";
+  if (typeof places === "string") return places;
+  const list = [places].flat();
+  const parts = [];
+  for (let i = 0, j; i < list.length; i = j) {
+    for (j = i + 1; list[j] === list[j - 1] + 1; ) j++;
+    parts.push(...(j - i > 2 && list[i] >= 0 ? [`${list[i]}:${list[j - 1] + 1}`] : list.slice(i, j)));
+  }
+  return parts.join(", ");
+}
+
+export function amountOf(text, label) {
+  const parts = text.replace(/^\s*\[|\]\s*$/g, "").split(/[\s,]+/).filter(Boolean);
+  const numbers = parts.map((part) => Number(part.replace("\u2212", "-")));
+  if (!numbers.length) throw new Refused(`This operation needs a ${label}: a number such as 0.5.`);
+  if (!numbers.every(Number.isFinite)) throw new Refused(`The ${label} \u201c${text.trim()}\u201d is not a number.`);
+  return one(numbers);
+}
+
+// An edit with another operation: what both take stays, what the new one needs starts where it changes nothing yet.
+export function withOp(edit, op, source) {
+  const { factor, value, source: from, source_pos, ...rest } = edit;
+  const amount = factor ?? value;
+  if (op === "scale") return { ...rest, op, factor: typeof amount === "number" ? amount : 1 };
+  if (op in AMOUNT) return { ...rest, op, value: amount ?? 0 };
+  if (op !== "patch") return { ...rest, op };
+  if (!from && !source) throw new Refused(NO_SOURCE);
+  return { ...rest, op, source: from ?? { prompt: source }, source_pos };
+}
+
+// While a number is typed or dragged, at most eight changes a second go out, the last one always; `now` sends what waits.
+export function live(send) {
+  let timer = null;
+  let next;
+  const now = () => {
+    if (timer === null) return;
+    clearTimeout(timer);
+    timer = null;
+    send(next);
+  };
+  const later = (value) => {
+    next = value;
+    timer ??= setTimeout(now, 125);
+  };
+  return { later, now };
+}

@@ -1,0 +1,142 @@
+// The menu of presets: edits that are asked for again and again, at the chosen hook and tokens.
+
+import { h } from "./dom.js";
+import { closed, editHere, patchHere } from "./editform.js";
+import { NO_SOURCE, Refused, written } from "./editfields.js";
+import { findHook, hookName } from "./store.js";
+
+// Each with what it would do now, or why it cannot.
+const PRESETS = [
+  ["Zero this", (s) => `suppress ${here(s)}`, editable, (s) => editHere(s, "suppress")],
+  ["Mean over positions", (s) => `set ${here(s)} to the mean of the clean run`, (s) => editable(s) || noRun(s), (s) => editHere(s, "set")],
+  ["Patch from the second prompt", (s) => `patch ${here(s)}`, (s) => editable(s) || (s.state.source ? "" : NO_SOURCE), (s) => patchHere(s)],
+  ["One head", (s) => `suppress head ${oneHead(s).head} of layer ${oneHead(s).layer} at ${at(s)}`, (s) => (oneHead(s) ? "" : "Choose a hook of a layer with heads first."), suppressHead],
+];
+
+function editable(store) {
+  const { hook } = store.state;
+  const reason = closed(store.about, hook);
+  return reason && `${hook}: ${reason}`;
+}
+
+function noRun(store) {
+  return store.result.keys?.clean ? "" : "There is no run yet to take the mean of.";
+}
+
+function at(store) {
+  const positions = store.selection();
+  return `token${positions.length === 1 ? "" : "s"} ${written(positions)}`;
+}
+
+function here(store) {
+  const heads = editHere(store, "suppress").head;
+  return `${store.state.hook}${heads === undefined ? "" : ` head ${written(heads)}`} at ${at(store)}`;
+}
+
+// The head to suppress: of the chosen hook, where that has the query heads; else the one whose attention is shown.
+function oneHead(store) {
+  const z = store.about.columns.find((column) => column.component === "z");
+  const { column, layer } = findHook(store.about, store.state.hook) ?? {};
+  const hook = z && Number.isInteger(layer) ? hookName(z, layer) : null;
+  if (!hook || closed(store.about, hook)) return null;
+  const chosen = column.heads === z.heads && !column.derived ? store.state.heads : [];
+  return { hook, layer, head: chosen[0] ?? Math.min(store.state.head, z.heads - 1) };
+}
+
+function suppressHead(store) {
+  const { hook, head } = oneHead(store);
+  return { ...editHere(store, "suppress"), hook, head };
+}
+
+// The mean of the rows, in the shape that `value` has at this hook: heads apart, the chosen ones alone.
+export function meanOf({ values, rows, cols }, heads, head) {
+  const mean = Array.from({ length: cols }, (_, col) => {
+    let sum = 0;
+    for (let row = 0; row < rows; row++) sum += values[row * cols + col];
+    return Number((sum / rows).toPrecision(7));
+  });
+  if (!mean.every(Number.isFinite)) throw new Refused("The mean over positions is not finite at this hook: there is nothing to set.");
+  if (!heads) return mean;
+  const width = cols / heads;
+  const each = Array.from({ length: heads }, (_, i) => mean.slice(i * width, (i + 1) * width));
+  return head === undefined ? each : Array.isArray(head) ? head.map((i) => each[i]) : each[head];
+}
+
+export function mountPresets(form, store, add, fail) {
+  const menu = h("div", { class: "menu", role: "menu", "aria-label": "Presets", hidden: true });
+  const button = h("button", { type: "button", "aria-haspopup": "menu", "aria-expanded": "false", onclick: () => (menu.hidden ? open() : shut()) }, "Presets");
+  const box = h("span", { class: "presets" }, button, menu);
+  form.append(h("span", { class: "sp" }), box);
+
+  function open() {
+    menu.replaceChildren(
+      ...PRESETS.map(([name, does, refuse, build]) => {
+        const reason = refuse(store);
+        const about = reason || does(store);
+        return h("div", { role: "menuitem", tabindex: "-1", "aria-disabled": reason ? "true" : null, onclick: () => reason || take(name, build) }, h("b", {}, name), h("small", {}, about));
+      }),
+    );
+    menu.hidden = false;
+    button.setAttribute("aria-expanded", "true");
+    menu.style.left = `${Math.max(0, Math.min(box.offsetLeft, form.clientWidth - menu.offsetWidth))}px`;
+    menu.firstChild.focus({ preventScroll: true });
+  }
+
+  function shut() {
+    menu.hidden = true;
+    button.setAttribute("aria-expanded", "false");
+  }
+
+  function take(name, build) {
+    button.focus({ preventScroll: true });
+    shut();
+    fail(null);
+    const edit = build(store);
+    if (name !== "Mean over positions") return add(edit);
+    wish = { edit, run: store.result.keys.clean };
+    grant();
+  }
+
+  // The mean waits for the clean run's activations, if they are not in the page yet; another prompt ends the wait.
+  let wish = null;
+  const wanted = () => wish && store.data({ view: "hook", hook: wish.edit.hook });
+  function grant() {
+    if (wish && store.result.keys?.clean !== wish.run) wish = null;
+    const array = wanted();
+    if (!array) return;
+    const { edit } = wish;
+    wish = null;
+    try {
+      if (array.error) throw new Refused(array.error);
+      add({ ...edit, value: meanOf(array, findHook(store.about, edit.hook).column.heads, edit.head) });
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      fail(error.message);
+    }
+  }
+  store.watch((s) => [wanted(), s.result.keys?.clean], grant);
+
+  menu.addEventListener("mousedown", (event) => event.preventDefault()); // the focus stays until the click
+  box.addEventListener("focusout", (event) => {
+    if (!box.contains(event.relatedTarget)) shut();
+  });
+  box.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (menu.hidden) {
+      if (event.key !== "ArrowDown") return;
+      open();
+    } else if (event.key === "Escape") {
+      event.stopPropagation(); // it closes the menu, and nothing of the notebook's
+      button.focus({ preventScroll: true });
+      shut();
+    } else {
+      const items = [...menu.children];
+      const now = items.indexOf(document.activeElement);
+      const to = { ArrowDown: now + 1, ArrowUp: now - 1, Home: 0, End: -1 }[event.key];
+      if (to !== undefined) items.at(to % items.length).focus({ preventScroll: true });
+      else if (now >= 0 && (event.key === "Enter" || event.key === " ")) items[now].click();
+      else return;
+    }
+    event.preventDefault();
+  });
+}
