@@ -33,6 +33,8 @@ def hooks_of(view: str, hook: str, session: Any) -> list[str]:
     if view == "norms":
         return [point.name for point in session.hooks if point.component == "resid_post" and point.available]
     point = session.hooks[hook]
+    if view == "heads":
+        return [other.name for other in session.hooks if other.component == point.component and other.available]
     if not point.available:
         raise Refused(f"{point.name} is not in this model: {point.reason}")
     if point.component == "logits":
@@ -41,9 +43,15 @@ def hooks_of(view: str, hook: str, session: Any) -> list[str]:
 
 
 def numbers(view: str, hooks: Sequence[str], run: Any) -> Array:
-    """What a view shows of one run: norms (layer, position), a hook (position, dimension), heads (head, query, key)."""
+    """What a view shows of one run.
+
+    Norms (layer, position), a hook (position, dimension), attention (head, query, key), norms of the heads of every
+    layer (layer and head, position).
+    """
     if view == "norms":
         return np.stack([norm(run[name]) for name in hooks])
+    if view == "heads":
+        return np.concatenate([as_array(torch.linalg.vector_norm(run[name].float(), dim=-1).T) for name in hooks])
     if view == "attention":
         return as_array(run[hooks[0]])
     return as_array(run[hooks[0]].flatten(1))

@@ -1,9 +1,14 @@
 // The predictions: the likeliest next tokens of the clean and the patched run, their logit difference, and the KL.
 
 import { alertLine, h, percent, signed, token, typed, visible } from "./dom.js";
+import { explained, term } from "./tip.js";
 
 export function mount(el, store) {
-  const rows = h("div", { class: "rows", role: "table", "aria-label": "Next token, clean and patched" });
+  const word = (text, metric) => term(text, () => explained(text, store.about.words.metrics[metric]));
+  const line = (cells) => h("div", { role: "row" }, ...cells);
+  const titles = ["token", "", word("clean", "probability"), "patched", word("change", "change")];
+  const head = line(titles.map((title, i) => h("div", { class: i > 1 ? "h num" : "h", role: "columnheader" }, title)));
+  const rows = h("div", { class: "rows", role: "table", "aria-label": "Next token, clean and patched" }, head);
   const sum = h("div", { class: "sum" });
   el.append(rows, sum);
 
@@ -13,8 +18,8 @@ export function mount(el, store) {
   const to = h("span", { class: "dim" }, " to ");
   const gauge = h("div", { class: "gauge", "aria-hidden": "true" });
   const kl = h("b", { class: "num" });
-  const klLine = h("div", { class: "dim" }, "KL(clean \u2225 patched) ", kl, " nats");
-  sum.append(h("label", { class: "dim" }, "logit difference ", inputs[0], " minus ", inputs[1]));
+  const klLine = h("div", { class: "dim" }, word("KL(clean \u2225 patched)", "kl"), " ", kl, " nats");
+  sum.append(h("div", { class: "dim" }, word("logit difference", "difference"), " ", inputs[0], " minus ", inputs[1]));
   const fail = alertLine(sum);
   sum.append(h("div", { class: "big" }, clean, to, patched), gauge, klLine);
 
@@ -35,10 +40,9 @@ export function mount(el, store) {
     (s) => [s.result],
     (result) => {
       const shown = [...(result.rows ?? [])].sort((a, b) => Math.max(b[2], b[3]) - Math.max(a[2], a[3])).slice(0, 6);
-      const line = (cells) => h("div", { role: "row" }, ...cells);
       const cell = (name, ...children) => h("div", { class: name, role: "cell" }, ...children);
-      rows.replaceChildren(
-        line(["token", "", "clean", "patched", "change"].map((text, i) => h("div", { class: i > 1 ? "h num" : "h", role: "columnheader" }, text))),
+      while (rows.lastChild !== head) rows.lastChild.remove(); // the head may have the focus
+      rows.append(
         ...shown.map(([text, id, before, after, change]) =>
           line([
             h("div", { class: "t", role: "cell", title: `id ${id}` }, token(text)),

@@ -12,6 +12,7 @@ State = dict[str, Any]
 
 TABS = ("norms", "hook", "attention")
 RUNS = ("clean", "patched", "change")
+GRIDS = ("components", "heads")
 
 # The whole page follows from these fields. The page and Python write them; results never do.
 DEFAULTS: State = {
@@ -20,9 +21,11 @@ DEFAULTS: State = {
     "positions": [],  # the selected tokens; empty: the last one
     "source_positions": [],  # the selected tokens of the source; empty: the same as `positions`
     "hook": "",
+    "hooks": [],  # all hooks of a chosen layer or component; they count while `hook` is one of them
     "heads": [],  # the selected heads of the hook; empty: all
     "edits": [],  # each an edit as JSON, with "enabled"
     "compare": [None, None],  # the two tokens of the logit difference; None: the two likeliest of the clean run
+    "grid": "components",  # what the hook grid has across: components, or the heads of one
     "tab": "norms",
     "of": "patched",  # which run the heatmap shows
     "head": 0,  # the attention head shown
@@ -43,9 +46,11 @@ def complete(raw: Mapping[str, Any]) -> State:
     for key in ("positions", "source_positions", "heads"):
         if not all(type(item) is int for item in state[key]):
             raise ValueError(f"workbench.state[{key!r}] must hold whole numbers, not {state[key]!r}")
+    if not all(isinstance(hook, str) for hook in state["hooks"]):
+        raise ValueError(f"workbench.state['hooks'] must hold names of hooks, not {state['hooks']!r}")
     if len(state["compare"]) != 2 or not all(item is None or isinstance(item, str) for item in state["compare"]):
         raise ValueError("workbench.state['compare'] must hold two tokens, each a string or None")
-    for key, allowed in (("tab", TABS), ("of", RUNS)):
+    for key, allowed in (("tab", TABS), ("of", RUNS), ("grid", GRIDS)):
         if state[key] not in allowed:
             raise ValueError(f"workbench.state[{key!r}] must be one of {', '.join(allowed)}, not {state[key]!r}")
     state["form"] = DEFAULTS["form"] | state["form"]

@@ -18,6 +18,7 @@ from explorer import Cancelled, Edit, NotFinite, SessionClosed, SpecError
 
 from . import cells, data, esm
 from .state import State, asks, complete, digest, spec
+from .words import HOOKS, METRICS, OPS
 
 log = logging.getLogger(__name__)
 opened: weakref.WeakSet[Workbench] = weakref.WeakSet()
@@ -363,6 +364,7 @@ def describe(session: Any) -> dict[str, Any]:
                 "group": point.group,
                 "name": name,
                 "about": point.about,
+                **dict(zip(("axes", "formula", "place"), HOOKS[point.component], strict=True)),
                 "shape": list(point.shape),
                 "heads": point.heads,
                 "editable": point.editable,
@@ -374,9 +376,9 @@ def describe(session: Any) -> dict[str, Any]:
         if not point.available:
             column["missing"][str(point.layer)] = point.reason
     grid = [point.name for point in data.grid_points(session)]
-    return json.loads(
-        json.dumps({"name": session.name, **session.info, "columns": list(columns.values()), "grid": grid}, default=str)
-    )
+    words = {"ops": OPS, "metrics": METRICS}
+    about = {"name": session.name, **session.info, "columns": list(columns.values()), "grid": grid, "words": words}
+    return json.loads(json.dumps(about, default=str))
 
 
 def token_row(token: Any) -> list[Any]:
