@@ -169,7 +169,7 @@ export function mount(el, store) {
         "thead",
         {},
         h("tr", { "aria-hidden": "true" }, h("th", {}), ...groups.map((group) => h("th", { class: "g", colspan: lines.filter((line) => line.group === group).length }, group))),
-        h("tr", {}, h("th", { "aria-label": "layer" }), ...tops),
+        h("tr", {}, h("th", {}, h("span", { class: "sr" }, "layer")), ...tops),
       ),
       h("tbody", {}, ...rows.map(({ th, cells }) => h("tr", {}, th, ...cells))),
     );
@@ -376,7 +376,7 @@ export function mount(el, store) {
       const button = (value, text, label) => h("button", { type: "button", tabindex: "-1", "data-head": value, "aria-label": label }, text);
       opened.dataset.heads = `${column.component} ${column.heads}`;
       opened.replaceChildren(
-        h("th", {}),
+        h("td", { role: "gridcell" }),
         h(
           "td",
           { colspan: lines.length, role: "gridcell" },
