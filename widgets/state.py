@@ -31,6 +31,9 @@ DEFAULTS: State = {
     "head": 0,  # the attention head shown
     "form": {"op": "suppress", "amount": "", "tokens": "", "source_tokens": ""},  # empty texts follow the selection
 }
+# A change of these is a step for undo and redo. The rest is how one looks at the experiment, and never a step.
+EXPERIMENT = ("prompt", "source", "edits", "compare")
+SELECTION = ("positions", "source_positions", "hook", "heads")
 EDIT_KEYS = {"hook", "op", "pos", "head", "value", "factor", "source", "source_pos", "phase", "enabled"}
 
 

@@ -1,17 +1,26 @@
 // The one store of a page: the state that the user chose, the results of the kernel, and arrays pulled by key.
 
-const TRAITS = ["state", "about", "tokens", "result", "jobs"];
+const TRAITS = ["state", "about", "tokens", "result", "jobs", "steps", "history"];
 const KEPT = 24; // arrays remembered; the kernel keeps more
 
 export function createStore(model) {
   const watchers = new Set();
   const arrays = new Map(); // key -> {shape, values} | {error} | {pending: true}
 
+  let runs; // the history's, as they were last sent
+  let asked = null; // the history they were asked for
+  let moves = model.get("steps")?.moves; // how many undos the kernel has answered
+  let later = null; // changes made while one is on its way
+
   function changed() {
     for (const watcher of [...watchers]) watcher();
   }
 
   function onMessage(message, buffers) {
+    if (message?.type === "history") {
+      runs = message.runs;
+      changed();
+    }
     if (message?.type !== "data") return;
     const [rows, cols] = message.shape;
     arrays.delete(message.key);
@@ -21,6 +30,16 @@ export function createStore(model) {
     changed();
   }
 
+  // The page that an undo brings has come: what was changed meanwhile is changed there.
+  function onSteps() {
+    if (model.get("steps").moves === moves) return;
+    moves = model.get("steps").moves;
+    const patches = later ?? [];
+    later = null;
+    if (patches.length) store.set(Object.assign({}, ...patches));
+  }
+
+  model.on("change:steps", onSteps);
   for (const name of TRAITS) model.on(`change:${name}`, changed);
   model.on("msg:custom", onMessage);
 
@@ -37,6 +56,19 @@ export function createStore(model) {
     get jobs() {
       return model.get("jobs");
     },
+    // What undo and redo would do next.
+    get steps() {
+      return model.get("steps");
+    },
+    get history() {
+      return model.get("history");
+    },
+    // The runs of the history, newest first: asked for by whoever shows them, undefined until they have come once.
+    runs() {
+      if (asked !== store.history.key) model.send({ type: "history" });
+      asked = store.history.key;
+      return runs;
+    },
     // The tokens of "prompt" or "source": [id, text, flag] each.
     tokens(role = "prompt") {
       return model.get("tokens")[role]?.tokens ?? NONE;
@@ -44,7 +76,13 @@ export function createStore(model) {
     // Every gesture of the user comes through here.
     set(patch) {
       model.set("state", { ...model.get("state"), ...patch });
-      model.save_changes();
+      if (later) later.push(patch);
+      else model.save_changes();
+    },
+    // Undo, redo and restore are the kernel's: it answers with the state.
+    move(message) {
+      later ??= [];
+      model.send(message);
     },
     send(message) {
       model.send(message);
@@ -87,6 +125,7 @@ export function createStore(model) {
     dispose() {
       watchers.clear();
       for (const name of TRAITS) model.off(`change:${name}`, changed);
+      model.off("change:steps", onSteps);
       model.off("msg:custom", onMessage);
     },
   };

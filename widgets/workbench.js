@@ -2,6 +2,7 @@
 
 import { h, headline, visible } from "./dom.js";
 import { mount as mountHeatmap } from "./heatmap.js";
+import { mountHistory, mountSteps } from "./history.js";
 import { mount as mountHooks } from "./hooks.js";
 import { mount as mountJobs } from "./jobs.js";
 import { mount as mountLogits } from "./logits.js";
@@ -36,7 +37,8 @@ function mountHeader(el, store) {
     h("option", { value: "" }, "Examples"),
     ...EXAMPLES.map((example) => h("option", { value: example.name }, example.name)),
   );
-  el.append(name, meta, h("span", { class: "sp" }), examples);
+  const tools = h("span", { class: "tools" });
+  el.append(name, meta, h("span", { class: "sp" }), tools, examples);
   store.watch(
     (s) => [s.about],
     (about) => {
@@ -47,6 +49,7 @@ function mountHeader(el, store) {
       meta.title = meta.textContent; // cut short where the page is narrow
     },
   );
+  return tools;
 }
 
 // The result, politely and once a run.
@@ -71,8 +74,9 @@ export function mountWorkbench(el, store) {
   const section = (name, tag = "div", label = null) => (sections[name] = h(tag, { class: name, "aria-label": label }));
   const root = h(
     "div",
-    { class: "axp", role: "region", "aria-label": "Activation Explorer" },
+    { class: "axp", role: "region", "aria-label": "Activation Explorer", tabindex: "-1" },
     section("bar"),
+    section("past", "section", "History"),
     section("tokens", "section", "Prompts"),
     section("pred", "section", "Predictions"),
     h("div", { class: "main" }, section("hooks", "section", "Hooks"), section("heat", "section", "Heatmap")),
@@ -82,7 +86,7 @@ export function mountWorkbench(el, store) {
   );
   root.addEventListener("keydown", keepKeys);
   el.append(root);
-  mountHeader(sections.bar, store);
+  const tools = mountHeader(sections.bar, store);
   mountTokens(sections.tokens, store);
   mountLogits(sections.pred, store);
   const disposers = [mountHeatmap(sections.heat, store)];
@@ -90,6 +94,8 @@ export function mountWorkbench(el, store) {
   mountSpec(sections.edits, store);
   disposers.push(mountJobs(sections.job, store));
   mountSpoken(sections.sr, store);
+  disposers.push(mountSteps(tools, store, root)); // after the views: it looks where they left the focus
+  mountHistory(tools, sections.past, store);
   return () => {
     disposers.forEach((dispose) => dispose());
     store.dispose();

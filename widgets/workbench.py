@@ -17,12 +17,14 @@ import traitlets
 from explorer import Cancelled, Edit, NotFinite, SessionClosed, SpecError
 
 from . import cells, data, esm
+from .history import Runs, Steps, taken
 from .state import State, asks, complete, digest, spec
 from .words import HOOKS, METRICS, OPS
 
 log = logging.getLogger(__name__)
 opened: weakref.WeakSet[Workbench] = weakref.WeakSet()
 CLOSED = "The session is closed: boot a new one."
+MOVED = "moved"  # the state changes by undo or redo: no step of its own
 TOP = 6  # rows of the prediction table come from the union of both top six
 
 
@@ -42,8 +44,12 @@ class Workbench(anywidget.AnyWidget):
     tokens = traitlets.Dict().tag(sync=True)
     result = traitlets.Dict().tag(sync=True)
     jobs = traitlets.Dict({"active": [], "last": None}).tag(sync=True)
+    steps = traitlets.Dict().tag(sync=True)  # what undo and redo would do next
+    history = traitlets.Dict().tag(sync=True)  # how many runs are kept; the page asks for the list when it shows it
 
-    def __init__(self, session: Any, state: Mapping[str, Any]) -> None:
+    def __init__(
+        self, session: Any, state: Mapping[str, Any], steps: Steps | None = None, runs: Runs | None = None
+    ) -> None:
         self._session = session
         self._asked: dict[str, Any] = {}
         self._keys: dict[str, str] = {}
@@ -54,8 +60,16 @@ class Workbench(anywidget.AnyWidget):
         self._newest: dict[str, int] = {}  # slot -> its last job, of the numbers asked for now
         self._showing = threading.RLock()
         self._closed = False
+        self._opened = False
+        self._by_page = False  # whether the page is changing the state, not Python
+        self._step: str | None = None  # what the step being made is called, where the state alone does not tell
+        self._moves = 0  # how often undo, redo and restore were asked for: the page waits for its own
         about = describe(session)
         super().__init__(state=state, about=about)
+        self._steps = steps or Steps(self.state)
+        self._runs = runs or Runs()
+        self._opened = True
+        self._show_history()
         self.on_msg(self._on_message)
         opened.add(self)
         self._refresh()
@@ -69,7 +83,13 @@ class Workbench(anywidget.AnyWidget):
 
     def handover(self) -> dict[str, Any]:
         """What a workbench made by the next execution of the same cell takes over."""
-        return {"opened_with": self.opened_with, "model": self.about["name"], "state": dict(self.state)}
+        return {
+            "opened_with": self.opened_with,
+            "model": self.about["name"],
+            "state": dict(self.state),
+            "steps": self._steps,
+            "runs": self._runs,
+        }
 
     def close(self) -> None:
         """Removes the page and the widget; jobs still queued are cancelled. A second close is fine."""
@@ -96,8 +116,20 @@ class Workbench(anywidget.AnyWidget):
 
     @traitlets.observe("state")
     def _on_state(self, change: Any) -> None:
-        if self._asked:
-            self._refresh()
+        if not self._opened:
+            return
+        if self._step != MOVED:
+            self._steps.record(self.state, live=self._by_page, name=self._step)
+        self._refresh()
+        self._show_history()
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """What the page sends. It sends a number many times while it is typed or dragged; Python means each one."""
+        self._by_page = True
+        try:
+            super().set_state(sync_data)
+        finally:
+            self._by_page = False
 
     def _refresh(self) -> None:
         wanted = asks(self.state)
@@ -155,6 +187,10 @@ class Workbench(anywidget.AnyWidget):
             return  # a newer change has already asked for other numbers
         self._keys = result["keys"]
         self.result = result
+        state = self.state
+        if asks(state) == wanted:
+            self._runs.add(state, result, self._steps.current)
+            self._show_history()
 
     def _tokenise(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
         """Shows the tokens of both texts. What is wrong with the source is returned: the prompt can run without it."""
@@ -197,16 +233,81 @@ class Workbench(anywidget.AnyWidget):
             return {"difference": None, "error": earlier or problem("difference", error)}
         return {"difference": {"tokens": names, "values": data.finite(values)}}
 
-    # Arrays: pulled by the views, by key ---------------------------------------------------------------------------
+    # Undo, redo and the history ------------------------------------------------------------------------------------
+
+    def undo(self) -> None:
+        """Takes back the last step; without one it does nothing."""
+        self._become(self._steps.undo(self.state), MOVED)
+
+    def redo(self) -> None:
+        """Does again what the last undo took back."""
+        self._become(self._steps.redo(self.state), MOVED)
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The history: every run with what was asked and what it found, newest first, as plain JSON."""
+        return self._runs.listed()
+
+    def restore(self, run: int) -> None:
+        """Goes back to a run of the history, by its id: one step, which undo takes back."""
+        kept = self._runs.get(run)
+        self._become(taken(kept.state, self.state), f"restore {kept.name or f'run {run}'}")
+
+    def keep(self, run: int, *, name: str | None = None, pinned: bool | None = None) -> None:
+        """Names a run of the history, or pins it: of the others only the latest 100 stay."""
+        self._runs.keep(run, name, pinned)
+        self._show_history()
+
+    def forget(self, run: int) -> None:
+        """Deletes a run from the history."""
+        self._runs.forget(run)
+        self._show_history()
+
+    def _become(self, state: State | None, step: str) -> None:
+        self._moves += 1
+        self._step = step
+        try:
+            if state is not None:
+                self.state = state
+        finally:
+            self._step = None
+            self._show_history()
+
+    def _show_history(self) -> None:
+        with self._showing:  # the worker thread comes here too
+            if not self._closed:
+                self.steps = {**self._steps.names, "moves": self._moves}
+                self.history = self._runs.summary(self.state)
+
+    # Messages of the page ------------------------------------------------------------------------------------------
 
     def _on_message(self, _: Any, message: dict[str, Any], buffers: Any) -> None:
-        if message.get("type") == "cancel":
+        kind, run = message.get("type"), message.get("run", 0)
+        if kind == "cancel":
             self._cancel()
-        elif message.get("type") == "run":
+        elif kind == "run":
             self._asked = {}
             self._refresh()
-        elif message.get("type") == "data":
+        elif kind == "data":
             self._pull(message)
+        elif kind == "undo":
+            self.undo()
+        elif kind == "redo":
+            self.redo()
+        elif kind == "hold":
+            self._steps.hold(bool(message["on"]))
+        elif kind == "history":
+            self.send({"type": "history", "key": self.history["key"], "runs": self._runs.listed()})
+        elif not self._runs.has(run):
+            self._become(None, MOVED)  # another view has just deleted it
+        elif kind == "restore":
+            self.restore(run)
+        elif kind == "keep":
+            self.keep(run, name=message.get("name"), pinned=message.get("pinned"))
+        elif kind == "forget":
+            self.forget(run)
+
+    # Arrays: pulled by the views, by key ---------------------------------------------------------------------------
 
     def _pull(self, ask: dict[str, Any]) -> None:
         """Answers from what is at hand, or queues a job. `ask`: view, hook, head, of and run; its key is echoed."""
@@ -336,11 +437,12 @@ def explore(session: Any, prompt: str | None = None) -> Workbench:
     """The workbench of the running cell. Running the cell again closes its earlier one and goes on where that was."""
     prompt = "The Eiffel Tower is in the city of" if prompt is None else prompt
     place, past = cells.claim(session)
-    if past and past["opened_with"] == prompt and past["model"] == session.name:
-        state = past["state"]
-    else:
-        state = opening(session, prompt)
-    workbench = Workbench(session, state)
+    if past and past["model"] != session.name:
+        past = None
+    if past and past["opened_with"] == prompt:
+        workbench = Workbench(session, past["state"], past["steps"], past["runs"])
+    else:  # another prompt in the cell is another page; what was found before stays
+        workbench = Workbench(session, opening(session, prompt), runs=past["runs"] if past else None)
     workbench.opened_with = prompt
     place.shown.append(workbench)
     return workbench
