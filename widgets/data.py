@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
+THUMBNAIL = 32  # cells a side of a head shown small, at most
 GRID_BYTES = 64 << 20  # what one run of the hook grid may capture
 GRID_RUNS = 8  # and how many runs it may take
 
@@ -55,6 +56,18 @@ def numbers(view: str, hooks: Sequence[str], run: Any) -> Array:
     if view == "attention":
         return as_array(run[hooks[0]])
     return as_array(run[hooks[0]].flatten(1))
+
+
+def thumbnails(heads: Array) -> Array:
+    """All heads (head, query, key) small and below each other: (heads * side, side), each cell a block's extreme."""
+    count, length, _ = heads.shape
+    block = -(-length // THUMBNAIL)
+    side = -(-length // block)
+    padded = np.zeros((count, side * block, side * block), np.float32)
+    padded[:, :length, :length] = np.nan_to_num(heads, nan=0.0, posinf=0.0, neginf=0.0)
+    blocks = padded.reshape(count, side, block, side, block).transpose(0, 1, 3, 2, 4).reshape(count * side, side, -1)
+    at = np.abs(blocks).argmax(axis=2, keepdims=True)
+    return np.ascontiguousarray(np.take_along_axis(blocks, at, axis=2)[:, :, 0])
 
 
 def change(view: str, hooks: Sequence[str], clean: Any, patched: Any) -> Array:

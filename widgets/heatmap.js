@@ -1,37 +1,48 @@
 // The heatmap pane: norms of the stream, one hook, or attention; of the clean run, the patched run, or the change.
 
-import { attentionHook, attentionPlot, mountHeads, shownHead } from "./attention.js";
+import { asLines, attentionHook, attentionPlot, createLines, mountHeads, shownHead } from "./attention.js";
 import { alertLine, h, segment, visible } from "./dom.js";
 import { createMap } from "./map.js";
 import { findHook, hookName } from "./store.js";
 
 const TABS = [["norms", "Norms"], ["hook", "One hook"], ["attention", "Attention"]];
+const WAYS = [["map", "Map"], ["lines", "Lines"]];
 const RUNS = [["clean", "Clean"], ["patched", "Patched"], ["change", "Change"]];
 
 export function mount(el, store) {
   const tabs = segment("What the map shows", TABS, (tab) => store.set({ tab }));
   const runs = segment("Which run", RUNS, (of) => store.set({ of }));
+  const ways = segment("How attention is shown", WAYS, (way) => store.set({ lines: way === "lines" }));
   const about = h("small", {});
   const wait = h("div", { class: "empty", hidden: true });
-  el.append(h("div", { class: "head" }, tabs.el, about, h("span", { class: "sp" }), runs.el));
-  mountHeads(el.firstChild, store);
-  el.firstChild.insertBefore(el.firstChild.lastChild, about);
+  el.append(h("div", { class: "head" }, tabs.el, ways.el, about, h("span", { class: "sp" }), runs.el));
+  mountHeads(el, store);
   const fail = alertLine(el);
   const map = createMap(el, { onPick: (cell) => pick(store, cell) });
+  const lines = createLines(el.querySelector(".mapbox"), store);
   el.querySelector(".mapbox").append(wait);
 
   store.watch(
-    (s) => [s.state.tab, shownRun(s), s.state.hook, shownHead(s), s.result, s.data(asked(s)), s.tokens(), s.state.positions, s.state.heads, s.state.edits],
+    (s) => [s.state.tab, shownRun(s), s.state.hook, shownHead(s), s.result, s.data(asked(s)), s.tokens(), s.state.positions, s.state.heads, s.state.edits, asLines(s)],
     (tab, of, hook, head, result, array) => {
       tabs.select(tab);
       runs.select(of);
       runs.el.hidden = !result.edited;
+      ways.el.hidden = tab !== "attention";
+      ways.select(asLines(store) ? "lines" : "map");
       about.replaceChildren(...caption(store));
       fail(array?.error);
       wait.hidden = Boolean(array);
       wait.textContent = !result.error ? "\u2026" : result.error.where === "run" ? "Nothing to show: there was no run." : "Nothing to show until the error is mended.";
-      if (array && !array.error) map.show({ ...plot(store, array), key: [tab, of, hook, head, String(store.state.heads), ...Object.values(result.keys)].join() });
-      else map.clear();
+      el.classList.toggle("lined", asLines(store));
+      if (!array || array.error) {
+        map.clear();
+        lines.clear();
+        return;
+      }
+      const shown = plot(store, array);
+      if (asLines(store)) lines.show(shown);
+      else map.show({ ...shown, key: [tab, of, hook, head, String(store.state.heads), ...Object.values(result.keys)].join() });
     },
   );
   return map.dispose;
@@ -52,7 +63,8 @@ function asked(store) {
 
 function caption(store) {
   const { tab, hook } = store.state;
-  return tab === "attention" ? [] : [h("code", {}, tab === "hook" ? hook : "blocks.*.hook_out")];
+  if (tab === "attention") return asLines(store) ? [`layer ${findHook(store.about, attentionHook(store)).layer}, head ${shownHead(store)}`] : []; // a map says it below
+  return [h("code", {}, tab === "hook" ? hook : "blocks.*.hook_out")];
 }
 
 function plot(store, array) {
@@ -72,6 +84,7 @@ function normsPlot(store, array) {
     tokens,
     unit: change ? "how far the edits moved the stream" : "norm of the stream after each layer",
     label: change ? "Change of the residual stream, layer by token" : "Norm of the residual stream, layer by token",
+    corner: "layer",
     rowLabel: String,
     colLabel: (p) => visible(tokens[p]?.[1] ?? ""),
     selected: layer === null || layer === undefined ? [] : store.selection().map((col) => ({ row: layer, col })),
@@ -102,7 +115,8 @@ function hookPlot(store, array) {
     tokens,
     unit,
     label: `Activations at ${store.state.hook}, token by dimension`,
-    rowLabel: (p) => `${visible(tokens[p]?.[1] ?? "")} ${p}`,
+    corner: "token",
+    rowLabel: (p) => visible(tokens[p]?.[1] ?? ""),
     colLabel: String,
     selected: store.selection().map((row) => ({ row })),
     say: (row, col) => `token ${row} ${visible(tokens[row]?.[1] ?? "")}, dimension ${found?.column.heads && chosen === null ? `${col % width} of head ${Math.floor(col / width)}` : col}`,

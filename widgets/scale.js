@@ -14,9 +14,10 @@ export function flagged(plot, tokens) {
     const sizes = [];
     for (let p = 0; p < count; p++) {
       let size = 0;
-      if (lines > 1) size = Math.abs(at(p, line));
-      else for (let o = 0; o < other; o++) size += at(p, o) ** 2;
-      sizes.push(lines > 1 ? size : Math.sqrt(size));
+      const add = (value) => (size += Number.isFinite(value) ? value ** 2 : 0);
+      if (lines > 1) add(at(p, line));
+      else for (let o = 0; o < other; o++) add(at(p, o));
+      sizes.push(Math.sqrt(size));
     }
     const middle = [...sizes].sort((a, b) => a - b)[count >> 1];
     sizes.forEach((size, p) => size > 5 * middle && middle > 0 && out.add(p));
@@ -63,28 +64,39 @@ export function ramp(stops) {
   return g.getImageData(0, 0, 256, 1).data;
 }
 
-// Fewer cells than values: each block shows its extreme, so that a lone outlier stays visible; NaN and Inf win.
-export function pool(values, rows, cols, maxRows, maxCols) {
-  const down = Math.ceil(rows / maxRows);
-  const across = Math.ceil(cols / maxCols);
-  if (down === 1 && across === 1) return { values, rows, cols, down, across };
-  const r = Math.ceil(rows / down);
-  const c = Math.ceil(cols / across);
+// Fewer cells than values: each block shows its extreme, so that a lone outlier stays visible; NaN wins, and what is
+// masked gives way. Of the cells `shown`, or of all.
+export function pool(values, rows, cols, maxRows, maxCols, shown = { row: 0, col: 0, rows, cols }, masked = false) {
+  const down = Math.ceil(shown.rows / maxRows);
+  const across = Math.ceil(shown.cols / maxCols);
+  const r = Math.ceil(shown.rows / down);
+  const c = Math.ceil(shown.cols / across);
   const out = new Float32Array(r * c);
-  for (let i = 0; i < rows; i++) {
+  if (masked) out.fill(-Infinity);
+  for (let i = 0; i < shown.rows; i++) {
+    const from = (shown.row + i) * cols + shown.col;
     const to = Math.floor(i / down) * c;
-    for (let j = 0; j < cols; j++) {
-      const value = values[i * cols + j];
-      const at = to + Math.floor(j / across);
-      if (Number.isNaN(out[at])) continue;
-      if (Number.isNaN(value) || Math.abs(value) > Math.abs(out[at])) out[at] = value;
+    if (down === 1 && across === 1) {
+      out.set(values.subarray(from, from + c), to);
+      continue;
+    }
+    for (let j = 0, at = to, left = across; j < shown.cols; j++) {
+      const value = values[from + j];
+      const old = out[at];
+      const first = masked && old === -Infinity;
+      if (first || Number.isNaN(value) || (Math.abs(value) > Math.abs(old) && !(masked && value === -Infinity))) out[at] = value; // nothing is larger than NaN
+      if (--left === 0) {
+        at++;
+        left = across;
+      }
     }
   }
   return { values: out, rows: r, cols: c, down, across };
 }
 
-// Pixels of the pooled values. What has no colour (NaN, infinities) is left transparent and listed for marks.
-export function paint(cells, colours, low, high) {
+// Pixels of the pooled values. What has no colour (NaN, infinities) gets that of `mark`, and is listed for signs; what is
+// masked is left transparent.
+export function paint(cells, colours, low, high, mark, masked) {
   const image = new ImageData(cells.cols, cells.rows);
   const words = new Uint32Array(image.data.buffer);
   const table = new Uint32Array(colours.buffer.slice(0));
@@ -93,7 +105,10 @@ export function paint(cells, colours, low, high) {
   for (let i = 0; i < words.length; i++) {
     const value = cells.values[i];
     if (Number.isFinite(value)) words[i] = table[Math.max(0, Math.min(255, Math.round((value - low) * factor)))];
-    else odd.push(i);
+    else if (!masked || value !== -Infinity) {
+      odd.push(i);
+      if (mark !== null) words[i] = mark;
+    }
   }
   return { image, odd };
 }

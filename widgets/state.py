@@ -29,6 +29,7 @@ DEFAULTS: State = {
     "tab": "norms",
     "of": "patched",  # which run the heatmap shows
     "head": 0,  # the attention head shown
+    "lines": False,  # attention as lines from the selected token, not as a map
     "form": {"op": "suppress", "amount": "", "tokens": "", "source_tokens": ""},  # empty texts follow the selection
 }
 # A change of these is a step for undo and redo. The rest is how one looks at the experiment, and never a step.

@@ -370,7 +370,8 @@ class Workbench(anywidget.AnyWidget):
         array = self._arrays.get(array_key(ask, ask["of"], keys)) if run_of(ask) in keys else None
         if array is None or ask["view"] != "attention":
             return array
-        return array[min(max(int(ask["head"]), 0), len(array) - 1)]
+        head = int(ask["head"])
+        return data.thumbnails(array) if head < 0 else array[min(head, len(array) - 1)]
 
     def _reply(
         self, ask: dict[str, Any], array: data.Array | None = None, *, error: str | None = None, dropped: bool = False
