@@ -32,7 +32,7 @@ export function createMap(el, { onPick }) {
     table: h("button", { type: "button", "aria-expanded": "false", title: "The cells that are shown as a table of numbers", onclick: () => tabulate(sheet.hidden) }, "Show as table"),
   };
   const box = h("div", { class: "mapbox" }, canvas, sheet);
-  const legend = h("div", { class: "legend" }, low, bar, high, unit, h("span", { class: "sp" }), h("span", { class: "tools", role: "group", "aria-label": "Zoom" }, tools.out, tools.in, tools.all), tools.table);
+  const legend = h("div", { class: "legend" }, low, bar, high, unit, h("span", { class: "sp" }), h("span", { class: "zoom", role: "group", "aria-label": "Zoom" }, tools.out, tools.in, tools.all), tools.table);
   el.append(box, legend, h("div", { class: "legend foot" }, notes, h("span", { class: "sp" }), readout), spoken);
 
   let plot = null;

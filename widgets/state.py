@@ -34,7 +34,7 @@ DEFAULTS: State = {
 }
 # A change of these is a step for undo and redo. The rest is how one looks at the experiment, and never a step.
 EXPERIMENT = ("prompt", "source", "edits", "compare")
-SELECTION = ("positions", "source_positions", "hook", "heads")
+SELECTION = ("positions", "source_positions", "hook", "hooks", "heads")
 EDIT_KEYS = {"hook", "op", "pos", "head", "value", "factor", "source", "source_pos", "phase", "enabled"}
 
 

@@ -37,7 +37,7 @@ function mountHeader(el, store) {
     h("option", { value: "" }, "Examples"),
     ...EXAMPLES.map((example) => h("option", { value: example.name }, example.name)),
   );
-  const tools = h("span", { class: "tools" });
+  const tools = h("span", { class: "steps" });
   el.append(name, meta, h("span", { class: "sp" }), tools, examples);
   store.watch(
     (s) => [s.about],

@@ -93,5 +93,7 @@ def mount(
         "tokens": both,
         "result": result,
         "jobs": {"active": [], "last": None},
+        "steps": {},
+        "history": {"count": 0},
     }
     page.evaluate(MOUNT, [esm.join("workbench"), esm.css("workbench"), values, dark, width])

@@ -70,6 +70,8 @@ def traits(about: dict[str, Any], tokens: list[str], **state: Any) -> dict[str, 
             "error": None,
         },
         "jobs": {"active": [], "last": None},
+        "steps": {},
+        "history": {"count": 0},
     }
 
 
@@ -135,12 +137,13 @@ def test_tokens_that_differ_say_what_the_other_prompt_has(page: Page, about: dic
     mount(page, given)
     titles = page.locator(".tok.diff").evaluate_all("(all) => all.map((e) => e.title)")
     assert titles == [
-        "token 1, id 1, the source has \u2423d here",
-        "token 2, id 2, the source ends before",
-        "token 1, id 9, the prompt has \u2423b here",
+        "token 1, the source has \u2423d here, id 1",
+        "token 2, the source ends before, id 2",
+        "token 1, the prompt has \u2423b here, id 9",
     ]
     note = page.locator(".tokens .notes").last.inner_text()
-    assert note.startswith("Underlined: where the two prompts differ. The source has 2 tokens, the prompt 3:")
+    assert note.startswith("Unequal lengths: the source has 2 tokens, the prompt 3.")
+    assert note.endswith("Underlined: where the two prompts differ.")
 
 
 def test_attention_without_an_edit_is_no_change(page: Page, about: dict[str, Any]) -> None:

@@ -251,7 +251,7 @@ def test_tokens_are_told_apart_and_legible(sheet: Page) -> None:
     assert names[6] == "<|im_end|>, token 6, special token"
     pages.mount(sheet, [])
     expect(sheet.get_by_text("No tokens yet: type a prompt above and press Enter.")).to_be_visible()
-    assert sheet.locator(".tools:visible").count() == 0
+    assert sheet.locator(".tokens .tools:visible").count() == 0
 
 
 def test_touch_chooses(browser: Browser) -> None:
