@@ -65,7 +65,7 @@ def comes_to(page: Page, read: Callable[[], Any], value: Any) -> None:
     deadline = time.monotonic() + 20
     while (now := read()) != value and time.monotonic() < deadline:
         page.wait_for_timeout(50)
-    assert now == value
+    assert now == value, f"it is {now!r}"
 
 
 def hover(page: Page, across: float, down: float, says: str) -> re.Match[str]:

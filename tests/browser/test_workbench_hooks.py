@@ -196,11 +196,11 @@ def test_layers_by_heads(page: Page, about: dict[str, Any]) -> None:
     page.get_by_role("rowheader", name="layer 4", exact=True).click()
     assert state(page)["hooks"] == ["blocks.4.attn.o.hook_in"] and state(page)["heads"] == []
     assert page.locator("td[aria-selected=true]").count() == 4
-    page.get_by_label("Heads of").select_option("pattern")
+    page.get_by_label("Heads of", exact=True).select_option("pattern")
     page.locator("td[data-row='2'][data-col='1']").click()
     assert [state(page)[key] for key in ("hook", "head", "tab")] == ["blocks.2.attn.hook_pattern", 1, "attention"]
     assert page.locator("td[aria-selected=true]").count() == 1
-    page.get_by_label("Heads of").select_option("k")
+    page.get_by_label("Heads of", exact=True).select_option("k")
     assert page.locator("td.c").count() == 2 * fake.LAYERS
     expect(page.locator("th.g")).to_have_text("key-value heads")
 

@@ -115,7 +115,7 @@ def test_a_reloaded_page_and_a_second_view_show_the_same(notebook: Lab) -> None:
     choose(page, "blocks.12.hook_out")
     add_edit(page, "patch")
     settled(notebook)
-    axp(page).get_by_role("button", name="Change").click()
+    axp(page).get_by_role("button", name="Change", exact=True).click()
     settled(notebook)
     page.mouse.move(0, 0)
     axp(page).get_by_label("Tokens of the prompt").locator('[data-p="9"]').focus()
