@@ -41,19 +41,6 @@ function integersOf(text, refusal) {
   });
 }
 
-// The text that gives these positions or heads back, in their order: a source's follow the prompt's one by one.
-export function written(places) {
-  if (places === null || places === undefined || places === "all") return "";
-  if (typeof places === "string") return places;
-  const list = [places].flat();
-  const parts = [];
-  for (let i = 0, j; i < list.length; i = j) {
-    for (j = i + 1; list[j] === list[j - 1] + 1; ) j++;
-    parts.push(...(j - i > 2 && list[i] >= 0 ? [`${list[i]}:${list[j - 1] + 1}`] : list.slice(i, j)));
-  }
-  return parts.join(", ");
-}
-
 export function amountOf(text, label) {
   const parts = text.replace(/^\s*\[|\]\s*$/g, "").split(/[\s,]+/).filter(Boolean);
   const numbers = parts.map((part) => Number(part.replace("\u2212", "-")));

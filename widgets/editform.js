@@ -1,7 +1,8 @@
 // The form that adds an edit at the chosen hook and tokens.
 
 import { h } from "./dom.js";
-import { AMOUNT, amountOf, NO_SOURCE, one, OPS, positionsOf, Refused, written } from "./editfields.js";
+import { AMOUNT, amountOf, NO_SOURCE, one, OPS, positionsOf, Refused } from "./editfields.js";
+import { written } from "./positions.js";
 import { findHook } from "./store.js";
 
 // Why nothing can be edited at a hook; empty where it can.

@@ -1,7 +1,8 @@
 // One row of the list of edits: every field of the edit, changed in place.
 
 import { h, token } from "./dom.js";
-import { AMOUNT, amountOf, headsOf, live, NO_SOURCE, one, OPS, positionsOf, Refused, withOp, written } from "./editfields.js";
+import { AMOUNT, amountOf, headsOf, live, NO_SOURCE, one, OPS, positionsOf, Refused, withOp } from "./editfields.js";
+import { written } from "./positions.js";
 import { findHook } from "./store.js";
 
 // The row at place `i`: `show(edit, count, error)` fills it, whichever edit is there now. `acts` are the list's: change,

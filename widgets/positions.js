@@ -25,14 +25,22 @@ function range(part, count) {
   return [at(slice[1] ?? "0"), slice[2] ? at(slice[2]) : count, Number(slice[3] ?? 1)];
 }
 
+// The text that gives these positions or heads back, in their order: a source's follow the prompt's one by one.
+export function written(places) {
+  if (places === null || places === undefined || places === "all") return "";
+  if (typeof places === "string") return places;
+  const list = [places].flat();
+  const parts = [];
+  for (let i = 0, j; i < list.length; i = j) {
+    for (j = i + 1; list[j] === list[j - 1] + 1; ) j++;
+    parts.push(...(j - i > 2 && list[i] >= 0 ? [`${list[i]}:${list[j - 1] + 1}`] : list.slice(i, j)));
+  }
+  return parts.join(", ");
+}
+
 // Sorted positions as parsePositions reads them: "1, 3:7", or "all".
 export function positionsText(positions, count) {
-  const parts = [];
-  for (let i = 0, j; i < positions.length; i = j) {
-    for (j = i + 1; positions[j] === positions[j - 1] + 1; ) j++;
-    parts.push(...(j - i > 2 ? [`${positions[i]}:${positions[j - 1] + 1}`] : positions.slice(i, j)));
-  }
-  return count > 2 && positions.length === count ? "all" : parts.join(", ");
+  return count > 2 && positions.length === count ? "all" : written(positions);
 }
 
 // A token for the ear: " Mary" is "space Mary".

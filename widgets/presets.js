@@ -2,7 +2,8 @@
 
 import { h } from "./dom.js";
 import { closed, editHere, patchHere } from "./editform.js";
-import { NO_SOURCE, Refused, written } from "./editfields.js";
+import { NO_SOURCE, Refused } from "./editfields.js";
+import { written } from "./positions.js";
 import { findHook, hookName } from "./store.js";
 
 // Each with what it would do now, or why it cannot.
