@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from types import SimpleNamespace
 
@@ -29,13 +30,17 @@ def test_a_script_without_a_main_guard_is_told(monkeypatch):
 SLEEPERS = multiprocessing.get_context("spawn")
 
 
+class Executor(SimpleNamespace):
+    """What vLLM's executors are to a watch."""
+
+
 @pytest.fixture
 def executor(monkeypatch):
     """An executor with two worker processes that wait."""
     processes = [SLEEPERS.Process(target=time.sleep, args=(100,), name=f"sleeper-{i}", daemon=True) for i in range(2)]
     for process in processes:
         process.start()
-    made = SimpleNamespace(workers=[SimpleNamespace(proc=p) for p in processes], is_failed=False, shutting_down=False)
+    made = Executor(workers=[SimpleNamespace(proc=p) for p in processes], is_failed=False, shutting_down=False)
     monkeypatch.setattr(internals, "_executor", lambda llm: made)
     yield made
     for process in processes:
@@ -50,6 +55,33 @@ def test_one_that_dies_takes_the_others_with_it(executor):
     assert watch.died() == "sleeper-1 died (exit code -9)"
     first.join(10)
     assert first.exitcode == -9
+
+
+def test_one_thread_at_a_time_shuts_an_executor_down():
+    """vLLM's own does when it sees a worker die: ZeroMQ ends a context in one thread, or with "Bad address"."""
+    seen, inside = [], threading.Event()
+
+    class Slow(Executor):
+        def shutdown(self) -> None:
+            seen.append("shut")
+            inside.set()
+            time.sleep(0.2)
+
+    def destroy(linger: int) -> None:
+        time.sleep(0.2)
+        seen.append(f"closed, {linger}")
+
+    socket = SimpleNamespace(context=SimpleNamespace(destroy=destroy))
+    executor = Slow(rpc_broadcast_mq=SimpleNamespace(local_socket=socket), is_failed=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(internals, "_executor", lambda llm: executor)
+        internals.watch(None)
+    theirs = threading.Thread(target=lambda: executor.shutdown())
+    theirs.start()
+    assert inside.wait(10)
+    internals._shut(executor)
+    theirs.join()
+    assert seen == ["shut", "closed, 0"] * 2
 
 
 def test_the_exit_code_may_come_late():
@@ -76,5 +108,5 @@ def test_one_that_was_told_to_end_does_not(executor):
 
 
 def test_without_worker_processes_nothing_is_watched(monkeypatch):
-    monkeypatch.setattr(internals, "_executor", lambda llm: SimpleNamespace(workers=["a Ray worker"]))
+    monkeypatch.setattr(internals, "_executor", lambda llm: Executor(workers=["a Ray worker"]))
     assert internals.watch(None).died() is None

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -583,7 +584,7 @@ def _processes(executor: Any) -> list[Any]:
 def watch(llm: Any) -> Watch:
     """A watch over an engine's worker processes."""
     executor = _executor(llm)
-    executor.explorer_sockets = _sockets(executor)  # it forgets them when it sees a worker die
+    _one_at_a_time(executor)
     return Watch(
         _processes(executor), lambda: not executor.is_failed and bool(getattr(executor, "shutting_down", False))
     )
@@ -733,15 +734,28 @@ def _free_client(client: Any) -> None:
 
 
 def _shut(executor: Any) -> None:
-    """End an executor, and its queues to and from worker processes.
-
-    Up to 0.26 vLLM leaves the queues' sockets to the garbage collector: one with a message that nobody took any more
-    makes it wait for ever.
-    """
-    sockets = getattr(executor, "explorer_sockets", None) or _sockets(executor)
+    _one_at_a_time(executor)
     executor.shutdown()
-    for socket in sockets:
-        socket.context.destroy(linger=0)
+
+
+def _one_at_a_time(executor: Any) -> None:
+    """Have an executor shut down by one thread at a time, and close its queues to and from worker processes then.
+
+    vLLM's own thread shuts it down too, when it sees a worker die: ZeroMQ closes a context in one thread only. Up to
+    0.26 vLLM leaves the queues' sockets to the garbage collector: one with a message that nobody took any more makes it
+    wait for ever.
+    """
+    if "shutdown" not in vars(executor):
+        parts = weakref.ref(executor), _sockets(executor), threading.RLock()
+        executor.shutdown = functools.partial(_shut_in_turn, *parts)  # a bound method would keep the executor alive
+
+
+def _shut_in_turn(owner: weakref.ref[Any], sockets: list[Any], turn: threading.RLock) -> None:
+    executor: Any = owner()
+    with turn:
+        type(executor).shutdown(executor)
+        for socket in sockets:
+            socket.context.destroy(linger=0)
 
 
 def _sockets(executor: Any) -> list[Any]:
