@@ -298,6 +298,9 @@ class Session:
         return ids
 
     def _call(self, fn: Callable[[Engine, Job], Any]) -> Any:
+        job = self.jobs.current
+        if job is not None and job.cancelled:  # first: closing cancels what runs, and that is how such a job ends
+            raise Cancelled("cancelled")
         if self.jobs.closed:
             raise SessionClosed(GONE)
         return self._in_turn(lambda job: fn(self._engine, job))

@@ -209,6 +209,26 @@ def test_closing(engine):
     assert len(session.tokens(A)) == 3
 
 
+def test_a_job_that_closing_finds_before_its_first_run_is_cancelled(session):
+    begun, go = threading.Event(), threading.Event()
+
+    def work(job):
+        begun.set()
+        go.wait(10)
+        session.run(A)
+
+    job = session.jobs.submit(work)
+    assert begun.wait(10)
+    closing = threading.Thread(target=session.close)
+    closing.start()
+    while not job.cancelled:
+        closing.join(0.001)
+    go.set()
+    with pytest.raises(Cancelled):
+        job.result(10)
+    closing.join()
+
+
 def test_an_error_of_the_engine_leaves_the_session_usable(session, engine):
     engine.failing = Cancelled("cancelled")
     with pytest.raises(Cancelled):
