@@ -1,33 +1,10 @@
-// The form that adds an edit at the chosen hook and tokens.
+// The form that adds an edit at the chosen hooks and tokens.
 
 import { h } from "./dom.js";
-import { AMOUNT, amountOf, NO_SOURCE, one, OPS, positionsOf, Refused } from "./editfields.js";
+import { AMOUNT, amountOf, OPS, positionsOf, Refused } from "./editfields.js";
+import { editsHere, patchesHere, placeWords, refusal, targets } from "./edits.js";
 import { written } from "./positions.js";
 import { findHook } from "./store.js";
-
-// Why nothing can be edited at a hook; empty where it can.
-export function closed(about, name) {
-  const { column, layer } = findHook(about, name) ?? {};
-  return column ? column.missing[String(layer)] ?? (column.editable ? "" : "can be read, not edited") : "there is no such hook";
-}
-
-// An edit at the chosen hook, tokens and heads, without what its operation needs.
-export function editHere(store, op, pos = store.selection()) {
-  const { hook, heads } = store.state;
-  const { column } = findHook(store.about, hook);
-  const edit = { hook, op, pos: one(pos), enabled: true };
-  if (column.heads && heads.length) edit.head = one(heads);
-  return edit;
-}
-
-// A patch from the source: from the tokens chosen there, if they are chosen apart, else from the same positions.
-export function patchHere(store, pos, sources = store.state.source_positions.length ? store.selection("source") : null) {
-  const edit = editHere(store, "patch", pos);
-  if (!store.state.source) throw new Refused(NO_SOURCE);
-  edit.source = { prompt: store.state.source };
-  if (sources !== null && JSON.stringify(one(sources)) !== JSON.stringify(edit.pos)) edit.source_pos = one(sources);
-  return edit;
-}
 
 export function mountForm(el, store, add, fail) {
   const hook = h("code", {});
@@ -56,10 +33,12 @@ export function mountForm(el, store, add, fail) {
     });
 
   store.watch(
-    (s) => [s.state.form, s.state.hook, s.state.heads, s.selection(), s.selection("source"), s.about],
-    (values, name, chosen, positions, sources) => {
+    (s) => [s.state.form, s.state.hook, s.state.hooks, s.state.heads, s.selection(), s.selection("source"), s.about],
+    (values, name, _, chosen, positions, sources) => {
       const { column } = findHook(store.about, name) ?? {};
-      hook.textContent = name;
+      const { open, skipped } = targets(store);
+      const many = open.length + skipped.length > 1;
+      hook.textContent = many ? `${open.length} hooks` : name;
       op.value = values.op;
       for (const [key, input] of Object.entries(fields)) if (input !== document.activeElement) input.value = values[key];
       amount.hidden = !AMOUNT[values.op];
@@ -68,9 +47,9 @@ export function mountForm(el, store, add, fail) {
       tokens.placeholder = written(positions);
       source.placeholder = written(sources);
       heads.textContent = column?.heads ? (chosen.length ? `in head ${written(chosen)}` : "in all heads") : "";
-      const reason = closed(store.about, name);
-      submit.disabled = Boolean(reason);
-      why.textContent = reason;
+      submit.disabled = !open.length;
+      submit.textContent = open.length > 1 ? `Add to ${open.length} hooks` : "Add edit";
+      why.textContent = !open.length ? refusal(store) : skipped.length ? skippedWords(skipped) : "";
     },
   );
 
@@ -88,10 +67,18 @@ export function mountForm(el, store, add, fail) {
   function build() {
     const values = store.state.form;
     const pos = positionsOf(values.tokens, "Tokens") ?? undefined;
-    if (values.op === "patch") return patchHere(store, pos, positionsOf(values.source_tokens, "Source tokens") ?? undefined);
-    const edit = editHere(store, values.op, pos);
-    if (AMOUNT[values.op]) edit[AMOUNT[values.op]] = amountOf(values.amount, AMOUNT[values.op]);
-    return edit;
+    if (values.op === "patch") return patchesHere(store, pos, positionsOf(values.source_tokens, "Source tokens") ?? undefined);
+    const amount = AMOUNT[values.op];
+    const more = amount ? { [amount]: amountOf(values.amount, amount) } : {};
+    return editsHere(store, values.op, pos).map((edit) => ({ ...edit, ...more }));
   }
   return form;
+}
+
+// "2 skipped: blocks.3.attn.hook_pattern (can be read, not edited), ..."
+function skippedWords(skipped) {
+  const reasons = new Map();
+  for (const [name, reason] of skipped) reasons.set(reason, [...(reasons.get(reason) ?? []), name]);
+  const each = [...reasons].map(([reason, names]) => `${names.length > 2 ? `${names.length} hooks` : names.join(", ")} (${reason})`);
+  return `${skipped.length} skipped: ${each.join("; ")}`;
 }

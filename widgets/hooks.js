@@ -2,6 +2,7 @@
 // component; see where it is edited and how large it is.
 
 import { h, number, segment } from "./dom.js";
+import { chosenHooks } from "./edits.js";
 import { findHook, hookName } from "./store.js";
 import { explained, term, tip } from "./tip.js";
 
@@ -17,13 +18,8 @@ const ORDER = Object.keys(SHORT);
 const KEY_VALUE = ["k", "v", "rot_k"];
 const TINTED = 2 ** 24; // numbers that the norms of all heads may be read from
 
-// The chosen hooks: a whole layer or component that a header chose, else the one hook.
-export function chosenHooks({ hook, hooks }) {
-  return hooks?.includes(hook) ? hooks : [hook];
-}
-
 // The stream between two layers is one place with two names; the other name of a hook, if it has one.
-export function sameAs(about, name) {
+function sameAs(about, name) {
   const { column, layer } = findHook(about, name) ?? {};
   const named = (component, at) => {
     const other = about.columns.find((each) => each.component === component);
@@ -43,7 +39,7 @@ function sizeOf({ axes, shape, derived, heads }) {
 }
 
 // What is said of a hook, for a tip.
-export function explainHook(about, name, ...more) {
+function explainHook(about, name, ...more) {
   const { column, layer } = findHook(about, name) ?? {};
   if (!column) return null;
   const twin = sameAs(about, name);

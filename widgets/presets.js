@@ -1,23 +1,29 @@
 // The menu of presets: edits that are asked for again and again, at the chosen hook and tokens.
 
 import { h } from "./dom.js";
-import { closed, editHere, patchHere } from "./editform.js";
-import { NO_SOURCE, Refused } from "./editfields.js";
+import { NO_SOURCE, one, Refused } from "./editfields.js";
+import { closed, editsHere, patchesHere, placeWords, refusal } from "./edits.js";
 import { written } from "./positions.js";
 import { findHook, hookName } from "./store.js";
 
+const MEAN = "Mean over positions";
+
 // Each with what it would do now, or why it cannot.
 const PRESETS = [
-  ["Zero this", (s) => `suppress ${here(s)}`, editable, (s) => editHere(s, "suppress")],
-  ["Mean over positions", (s) => `set ${here(s)} to the mean of the clean run`, (s) => editable(s) || noRun(s), (s) => editHere(s, "set")],
-  ["Patch from the second prompt", (s) => `patch ${here(s)}`, (s) => editable(s) || (s.state.source ? "" : NO_SOURCE), (s) => patchHere(s)],
+  ["Zero this", (s) => `suppress ${placeWords(s)} at ${at(s)}`, refusal, (s) => editsHere(s, "suppress")],
+  [MEAN, (s) => `set ${meanEdit(s).hook} at ${at(s)} to the mean of the clean run`, (s) => refusalOfOne(s) || noRun(s)],
+  ["Patch from the second prompt", (s) => `patch ${placeWords(s)} at ${at(s)}`, (s) => refusal(s) || (s.state.source ? "" : NO_SOURCE), (s) => patchesHere(s)],
   ["One head", (s) => `suppress head ${oneHead(s).head} of layer ${oneHead(s).layer} at ${at(s)}`, (s) => (oneHead(s) ? "" : "Choose a hook of a layer with heads first."), suppressHead],
 ];
 
-function editable(store) {
-  const { hook } = store.state;
-  const reason = closed(store.about, hook);
+// The mean is one hook's own, also where more are chosen.
+function refusalOfOne({ about, state: { hook } }) {
+  const reason = closed(about, hook);
   return reason && `${hook}: ${reason}`;
+}
+
+function meanEdit(store) {
+  return editsHere(store, "set").find((edit) => edit.hook === store.state.hook);
 }
 
 function noRun(store) {
@@ -27,11 +33,6 @@ function noRun(store) {
 function at(store) {
   const positions = store.selection();
   return `token${positions.length === 1 ? "" : "s"} ${written(positions)}`;
-}
-
-function here(store) {
-  const heads = editHere(store, "suppress").head;
-  return `${store.state.hook}${heads === undefined ? "" : ` head ${written(heads)}`} at ${at(store)}`;
 }
 
 // The head to suppress: of the chosen hook, where that has the query heads; else the one whose attention is shown.
@@ -46,11 +47,11 @@ function oneHead(store) {
 
 function suppressHead(store) {
   const { hook, head } = oneHead(store);
-  return { ...editHere(store, "suppress"), hook, head };
+  return [{ hook, op: "suppress", pos: one(store.selection()), enabled: true, head }];
 }
 
 // The mean of the rows, in the shape that `value` has at this hook: heads apart, the chosen ones alone.
-export function meanOf({ values, rows, cols }, heads, head) {
+function meanOf({ values, rows, cols }, heads, head) {
   const mean = Array.from({ length: cols }, (_, col) => {
     let sum = 0;
     for (let row = 0; row < rows; row++) sum += values[row * cols + col];
@@ -92,9 +93,8 @@ export function mountPresets(form, store, add, fail) {
     button.focus({ preventScroll: true });
     shut();
     fail(null);
-    const edit = build(store);
-    if (name !== "Mean over positions") return add(edit);
-    wish = { edit, run: store.result.keys.clean };
+    if (name !== MEAN) return add(build(store));
+    wish = { edit: meanEdit(store), run: store.result.keys.clean };
     grant();
   }
 
@@ -109,7 +109,7 @@ export function mountPresets(form, store, add, fail) {
     wish = null;
     try {
       if (array.error) throw new Refused(array.error);
-      add({ ...edit, value: meanOf(array, findHook(store.about, edit.hook).column.heads, edit.head) });
+      add([{ ...edit, value: meanOf(array, findHook(store.about, edit.hook).column.heads, edit.head) }]);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       fail(error.message);

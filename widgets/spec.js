@@ -3,6 +3,7 @@
 import { alertLine, h } from "./dom.js";
 import { mountForm } from "./editform.js";
 import { one } from "./editfields.js";
+import { addEdits } from "./edits.js";
 import { createRow } from "./editrow.js";
 import { mountPresets } from "./presets.js";
 
@@ -26,6 +27,7 @@ export function mount(el, store) {
       const held = list.contains(document.activeElement);
       copy.hidden = list.hidden = !edits.length;
       empty.hidden = Boolean(edits.length);
+      const more = edits.length > rows.length;
       while (rows.length > edits.length) rows.pop().el.remove();
       while (rows.length < edits.length) {
         rows.push(createRow(store, rows.length, acts));
@@ -34,6 +36,7 @@ export function mount(el, store) {
       const mine = error?.where === "edit";
       rows.forEach((row, i) => row.show(edits[i], edits.length, mine && error.index === i ? error.message : ""));
       fail((mine && error.index === null) || error?.where === "run" ? error.message : null);
+      if (more) list.scrollTop = list.scrollHeight; // what is added comes last
       if (held && !list.contains(document.activeElement)) focus(rows.length - 1, "remove");
     },
   );
@@ -47,11 +50,9 @@ export function mount(el, store) {
     spoken.replaceChildren(h("span", {}, text));
   }
 
-  function add(edit) {
+  function add(edits) {
     failForm(null);
-    store.set({ edits: [...store.state.edits, edit] });
-    list.scrollTop = list.scrollHeight;
-    say(`edit ${store.state.edits.length} added: ${edit.op} at ${edit.hook}`);
+    say(addEdits(store, edits));
   }
 
   function change(i, edit) {

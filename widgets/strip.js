@@ -23,6 +23,8 @@ export function createStrip(label, onChoose, onMove) {
   let marked = [];
   let current = 0; // the strip's one tab stop
   let anchor = 0; // where Shift extends from
+  let aim = null; // {move, choose}: while something is carried to a token, gestures go there
+  const flags = {}; // class -> the one token that has it
 
   function show(now) {
     tokens = now;
@@ -128,6 +130,12 @@ export function createStrip(label, onChoose, onMove) {
     }
   }
 
+  function flag(name, p) {
+    nodes[flags[name]]?.classList.remove(name);
+    flags[name] = p;
+    nodes[p]?.classList.add(name);
+  }
+
   function move(p) {
     nodes[current]?.setAttribute("tabindex", "-1");
     current = p;
@@ -143,7 +151,19 @@ export function createStrip(label, onChoose, onMove) {
     else if (end > el.scrollTop + el.clientHeight) el.scrollTop = end - el.clientHeight;
   }
 
+  function focus(p) {
+    move(p);
+    nodes[p].focus({ preventScroll: true });
+    reveal(p);
+    nodes[p].scrollIntoView({ block: "nearest" }); // the page too, where the strip is partly out of sight
+  }
+
   function choose(p, { shiftKey = false, toggle = false } = {}) {
+    if (aim) {
+      move(p);
+      aim.choose(p);
+      return;
+    }
     let next = [p];
     if (shiftKey) {
       const from = Math.min(anchor, p);
@@ -187,13 +207,11 @@ export function createStrip(label, onChoose, onMove) {
     if (event.altKey || !nodes.length) return;
     if (WAYS[key]) {
       const to = WAYS[key]();
-      if (free) {
+      if (free || aim) {
         move(to);
-        onMove(to);
+        (aim?.move ?? onMove)(to);
       } else choose(to, { shiftKey });
-      nodes[to].focus({ preventScroll: true });
-      reveal(to);
-      nodes[to].scrollIntoView({ block: "nearest" }); // the page too, where the strip is partly out of sight
+      focus(to);
     } else if (key === " ") choose(current, { toggle: true });
     else if (key === "Enter" && !free) choose(current);
     else if (key === "a" && free) {
@@ -211,6 +229,9 @@ export function createStrip(label, onChoose, onMove) {
     compare,
     select,
     mark,
+    flag,
+    focus,
+    aim: (taker) => (aim = taker),
     get current() {
       return current;
     },

@@ -1,5 +1,6 @@
 // The prompts and their tokens: type, choose tokens by hand, by words or by finding them, see where two prompts differ.
 
+import { mountCarry } from "./carry.js";
 import { alertLine, h, ranges } from "./dom.js";
 import { NoPositions, findText, parsePositions, positionsText } from "./positions.js";
 import { createStrip, scrollTogether } from "./strip.js";
@@ -9,7 +10,8 @@ export function mount(el, store) {
   el.append(grid);
   const prompt = line(grid, store, "prompt", "Prompt", "Type a prompt and press Enter");
   const source = line(grid, store, "source", "Source", "A second prompt to patch from (optional)");
-  scrollTogether(prompt.list, source.list);
+  scrollTogether(prompt.strip.list, source.strip.list);
+  return mountCarry(grid, store, prompt, source);
 }
 
 function line(grid, store, role, title, hint) {
@@ -56,13 +58,15 @@ function line(grid, store, role, title, hint) {
       if (empty) empty.hidden = Boolean(message || tokens.length || text);
     },
   );
-  return strip;
+  return { strip, tools, note, say };
 }
 
+const HOW = "Drag a source token onto one of the prompt to patch it.";
+
 function compared(sources, prompts, differ) {
-  if (!differ && sources === prompts) return "The two prompts are the same.";
+  if (!differ && sources === prompts) return `The two prompts are the same. ${HOW}`;
   const lengths = `Unequal lengths: the source has ${sources} tokens, the prompt ${prompts}. Choose the source tokens apart where they do not line up. `;
-  return `${sources === prompts ? "" : lengths}Underlined: where the two prompts differ.`;
+  return `${sources === prompts ? "" : lengths}Underlined: where the two prompts differ. ${HOW}`;
 }
 
 function chosenWords(positions) {

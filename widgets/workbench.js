@@ -87,9 +87,9 @@ export function mountWorkbench(el, store) {
   root.addEventListener("keydown", keepKeys);
   el.append(root);
   const tools = mountHeader(sections.bar, store);
-  mountTokens(sections.tokens, store);
+  const disposers = [mountTokens(sections.tokens, store)];
   mountLogits(sections.pred, store);
-  const disposers = [mountHeatmap(sections.heat, store)];
+  disposers.push(mountHeatmap(sections.heat, store));
   mountHooks(sections.hooks, store); // after the heatmap, whose numbers matter first
   mountSpec(sections.edits, store);
   disposers.push(mountJobs(sections.job, store));

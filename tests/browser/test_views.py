@@ -143,7 +143,7 @@ def test_tokens_that_differ_say_what_the_other_prompt_has(page: Page, about: dic
     ]
     note = page.locator(".tokens .notes").last.inner_text()
     assert note.startswith("Unequal lengths: the source has 2 tokens, the prompt 3.")
-    assert note.endswith("Underlined: where the two prompts differ.")
+    assert "Underlined: where the two prompts differ." in note
 
 
 def test_attention_without_an_edit_is_no_change(page: Page, about: dict[str, Any]) -> None:

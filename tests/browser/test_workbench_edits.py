@@ -79,6 +79,35 @@ def test_a_patch_by_keyboard_alone(notebook: Lab) -> None:
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Operation"
 
 
+def test_a_token_dragged_from_the_source_changes_the_numbers_and_one_undo_takes_it_back(notebook: Lab) -> None:
+    page = open_workbench(notebook)
+    mary_and_john(page)
+    choose(page, "blocks.12.hook_out")
+    settled(notebook)
+    clean = predictions(page)
+    ways = [axp(page).get_by_label(f"Tokens of the {role}").locator('[data-p="9"]') for role in ("source", "prompt")]
+    boxes = [way.bounding_box() for way in ways]
+    (x, y), (to_x, to_y) = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes if box]
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(to_x, to_y, steps=6)
+    expect(axp(page).locator(".carry")).to_have_text("patch blocks.12.hook_out: pos 9 from pos 9 of the second prompt")
+    assert notebook.evaluate("w.state['edits']") == []
+    page.mouse.up()
+    patch = {"hook": "blocks.12.hook_out", "op": "patch", "pos": 9, "source": {"prompt": JOHN}}
+    becomes(notebook, "w.state['edits']", [patch | {"source_pos": 9, "enabled": True}])
+    settled(notebook)
+    rows = notebook.evaluate(f"[list(row) for row in session.compare({MARY!r}, [explorer.Edit(**{patch!r})]).top(6)]")
+    shown = predictions(page)
+    for text, _, before, after, _ in rows[:4]:
+        assert shown[text][:2] == pytest.approx((before * 100, after * 100), abs=0.0501)
+    assert shown[" Mary"][0] < 1 and shown[" Mary"][1] > 80
+    axp(page).get_by_role("button", name="Undo").click()
+    becomes(notebook, "w.state['edits']", [])
+    settled(notebook)
+    assert predictions(page) == clean
+
+
 def test_the_mean_preset_is_the_mean_of_the_clean_run(notebook: Lab) -> None:
     page = open_workbench(notebook)
     mary_and_john(page)
