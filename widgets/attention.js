@@ -2,6 +2,7 @@
 
 import { h, number, visible } from "./dom.js";
 import { ramp } from "./scale.js";
+import { watchTheme } from "./screen.js";
 import { findHook, hookName } from "./store.js";
 
 // The hook whose heads are shown: the chosen one if it is a pattern or scores, else the pattern of the chosen layer.
@@ -68,6 +69,7 @@ export function mountHeads(el, store) {
   const row = h("div", { class: "heads", role: "group", "aria-label": "Attention head" });
   el.append(row);
   let buttons = [];
+  let drawn = null; // the numbers of the small ones
   const choose = (head) => store.set({ head });
   row.addEventListener("keydown", (event) => {
     const at = buttons.indexOf(event.target);
@@ -95,9 +97,11 @@ export function mountHeads(el, store) {
         button.setAttribute("aria-pressed", String(head === chosen));
         button.setAttribute("tabindex", head === chosen ? "0" : "-1");
       });
-      if (shown && small && !small.error) drawHeads(row, buttons, small);
+      drawn = shown && small?.values ? small : null;
+      if (drawn) drawHeads(row, buttons, drawn);
     },
   );
+  return watchTheme(() => drawn && drawHeads(row, buttons, drawn));
 }
 
 // `small`: the heads below each other, each a square.

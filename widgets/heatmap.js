@@ -16,7 +16,7 @@ export function mount(el, store) {
   const about = h("small", {});
   const wait = h("div", { class: "empty", hidden: true });
   el.append(h("div", { class: "head" }, tabs.el, ways.el, about, h("span", { class: "sp" }), runs.el));
-  mountHeads(el, store);
+  const unthemed = mountHeads(el, store);
   const fail = alertLine(el);
   const map = createMap(el, { onPick: (cell) => pick(store, cell) });
   const lines = createLines(el.querySelector(".mapbox"), store);
@@ -45,7 +45,10 @@ export function mount(el, store) {
       else map.show({ ...shown, key: [tab, of, hook, head, String(store.state.heads), ...Object.values(result.keys)].join() });
     },
   );
-  return map.dispose;
+  return () => {
+    unthemed();
+    map.dispose();
+  };
 }
 
 // Without an edit there is one run.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .state import EXPERIMENT, SELECTION, State, digest, enabled_edits, spec
+from .state import EXPERIMENT, SCREEN, SELECTION, State, digest, enabled_edits, spec
 
 STEPS = 200
 RUNS = 100  # beside the pinned ones
@@ -37,7 +37,8 @@ class Steps:
     at it (the chosen tokens, hook and heads; the tab, the run and the head shown; what stands in the form) is no step,
     and does not cost the steps that could be redone: looking around is safe. Undo and redo bring the tokens, hook and
     heads back with the experiment, as they were last seen there, because a step is understood where it was made; the
-    tab and the form stay. The start alone is kept whole: undo back to it gives the first page again.
+    tab and the form stay. The start alone is kept whole: undo back to it gives the first page again. Only how large the
+    page is stays even then.
     """
 
     def __init__(self, first: State) -> None:
@@ -92,7 +93,7 @@ class Steps:
         self._at = to
         page = self._pages[to]
         page.amount = None  # what comes next is another gesture
-        return copy.deepcopy(page.state) if whole else taken(page.state, now)
+        return {**copy.deepcopy(page.state), **part(now, SCREEN)} if whole else taken(page.state, now)
 
 
 def part(state: State, keys: tuple[str, ...]) -> dict[str, Any]:

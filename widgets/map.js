@@ -2,6 +2,7 @@
 
 import { h, number, visible } from "./dom.js";
 import { flagged, paint, pool, ramp, range } from "./scale.js";
+import { watchTheme, zoomOf } from "./screen.js";
 import { fillTable, named, of } from "./table.js";
 import { deepest, moved, revealed, WHOLE, windowOf, zoomed } from "./view.js";
 
@@ -39,6 +40,7 @@ export function createMap(el, { onPick }) {
   let view = WHOLE;
   let shown = null; // the cells in sight: { row, col, rows, cols }
   let size = { width: 0, height: 0 }; // of the canvas, in CSS pixels
+  let ratio = 1; // pixels of the screen for one of CSS
   let layout = null; // where the cells are on it
   let hover = null;
   let cursor = null; // the current cell; none: the selected one
@@ -48,6 +50,8 @@ export function createMap(el, { onPick }) {
   const css = (name) => getComputedStyle(el).getPropertyValue(name).trim();
   const text = (size, mono = false) => `${(size * parseFloat(getComputedStyle(el).fontSize)) / 13}px ${mono ? css("--mono") : "system-ui, sans-serif"}`;
   const words = () => plot.positions !== "rows"; // whether columns are tokens
+  const snap = (at) => Math.round(at * ratio) / ratio; // on an edge between pixels of the screen
+  const whole = (width) => Math.max(1, Math.round(width * ratio)) / ratio; // of whole pixels
 
   function show(next) {
     if (next.key !== plot?.key) {
@@ -90,26 +94,25 @@ export function createMap(el, { onPick }) {
   }
 
   function draw() {
-    size = { width: box.clientWidth, height: box.clientHeight };
-    const { width, height } = size;
-    if (!plot || !width || !height) return; // detached or hidden: the observer calls again
-    const ratio = window.devicePixelRatio || 1;
-    for (const surface of [canvas, base])
-      if (surface.width !== Math.round(width * ratio) || surface.height !== Math.round(height * ratio)) {
-        surface.width = Math.round(width * ratio);
-        surface.height = Math.round(height * ratio);
-      }
+    // As many pixels as the box takes on the screen, from edge to edge: with one more or less all would be blurred.
+    const edges = box.getBoundingClientRect();
+    const across = (from, to) => Math.round(to * window.devicePixelRatio) - Math.round(from * window.devicePixelRatio);
+    const pixels = { width: across(edges.left, edges.right), height: across(edges.top, edges.bottom) };
+    if (!plot || !pixels.width || !pixels.height) return; // detached or hidden: the observer calls again
+    ratio = window.devicePixelRatio * zoomOf(box);
+    const { width, height } = (size = { width: pixels.width / ratio, height: pixels.height / ratio });
+    for (const surface of [canvas, base]) if (surface.width !== pixels.width || surface.height !== pixels.height) Object.assign(surface, pixels);
     const g = base.getContext("2d");
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
     g.clearRect(0, 0, width, height);
     scale ??= measure(g);
     shown = windowOf(view, plot, least());
-    const left = scale.rows + 8;
-    layout = { left, top: 2, width: width - left - RIGHT };
+    const left = snap(scale.rows + 8);
+    layout = { left, top: snap(2), width: snap(width - RIGHT) - left };
     layout.cw = layout.width / shown.cols;
     layout.slanted = words() && layout.cw < Math.min(scale.cols + 4, CELL.width);
     const bottom = layout.slanted ? Math.min(scale.cols + 22, 78) * SLOPE + 10 : words() ? 30 : 18;
-    layout.height = Math.max(20, height - bottom - 2);
+    layout.height = snap(Math.max(20, height - bottom - 2));
     layout.ch = layout.height / shown.rows;
     const colours = ramp(plot.diverging ? [css("--neg"), css("--mid"), css("--pos")] : [css("--mid"), css("--seq1"), css("--seq2")]);
     const cells = pool(plot.values, plot.rows, plot.cols, Math.max(1, Math.floor(layout.height * ratio)), Math.max(1, Math.floor(layout.width * ratio)), shown, plot.masked);
@@ -117,8 +120,8 @@ export function createMap(el, { onPick }) {
     g.beginPath();
     g.rect(layout.left, layout.top, layout.width, layout.height);
     g.clip();
-    drawCells(g, cells, colours, ratio);
-    for (const cell of plot.edited ?? []) outline(g, cell, css("--patch"), 2);
+    drawCells(g, cells, colours);
+    for (const cell of plot.edited ?? []) outline(g, cell, css("--patch"), 3.5); // seen beside the next one
     for (const cell of plot.selected ?? []) outline(g, cell, css("--fg"), 1.5);
     g.restore();
     drawAxes(g);
@@ -131,7 +134,6 @@ export function createMap(el, { onPick }) {
   // What was drawn before, and the cell under the pointer or the keyboard.
   function drawPointed() {
     const g = canvas.getContext("2d");
-    const ratio = window.devicePixelRatio || 1;
     g.setTransform(1, 0, 0, 1, 0, 0);
     g.clearRect(0, 0, canvas.width, canvas.height);
     g.drawImage(base, 0, 0);
@@ -141,7 +143,7 @@ export function createMap(el, { onPick }) {
     outline(g, cell, css("--accent"), 1.5);
   }
 
-  function hatch(g, colour, ratio) {
+  function hatch(g, colour) {
     const side = Math.round(5 * ratio);
     const tile = document.createElement("canvas");
     tile.width = tile.height = side;
@@ -159,7 +161,7 @@ export function createMap(el, { onPick }) {
     return pattern;
   }
 
-  function drawCells(g, cells, colours, ratio) {
+  function drawCells(g, cells, colours) {
     const { limits, flags } = scale;
     // The last block of a pooled map may hold fewer cells than the others: it ends outside.
     const w = cells.across * layout.cw;
@@ -172,17 +174,19 @@ export function createMap(el, { onPick }) {
     off.height = cells.rows;
     off.getContext("2d").putImageData(image, 0, 0);
     if (plot.masked) {
-      g.fillStyle = hatch(g, css("--line"), ratio);
+      g.fillStyle = hatch(g, css("--line"));
       g.fillRect(layout.left, layout.top, layout.width, layout.height);
     }
     g.imageSmoothingEnabled = false;
     g.drawImage(off, layout.left, layout.top, w * cells.cols, t * cells.rows);
     // Thin gaps where cells are large enough to be told apart.
     g.fillStyle = css("--bg");
-    if (layout.cw >= 7) for (let c = 0; c <= shown.cols; c++) g.fillRect(layout.left + c * layout.cw - (layout.cw > 20 ? 1 : 0.5), layout.top, layout.cw > 20 ? 2 : 1, layout.height);
-    if (layout.ch >= 5) for (let r = 0; r <= shown.rows; r++) g.fillRect(layout.left, layout.top + r * layout.ch - 0.5, layout.width, 1);
+    const wide = whole(layout.cw > 20 ? 2 : 1);
+    const thin = whole(1);
+    if (layout.cw >= 7) for (let c = 0; c <= shown.cols; c++) g.fillRect(snap(layout.left + c * layout.cw - wide / 2), layout.top, wide, layout.height);
+    if (layout.ch >= 5) for (let r = 0; r <= shown.rows; r++) g.fillRect(layout.left, snap(layout.top + r * layout.ch - thin / 2), layout.width, thin);
     // Flagged positions: hatched, so that their colour is not read against the scale.
-    g.fillStyle = hatch(g, css("--bg"), ratio);
+    g.fillStyle = hatch(g, css("--bg"));
     for (const p of flags) {
       if (plot.positions === "rows") g.fillRect(layout.left, layout.top + (p - shown.row) * layout.ch, layout.width, layout.ch);
       else g.fillRect(layout.left + (p - shown.col) * layout.cw, layout.top, layout.cw, layout.height);
@@ -212,9 +216,12 @@ export function createMap(el, { onPick }) {
     if (!inside(row, shown.row, shown.rows) || !inside(col, shown.col, shown.cols)) return;
     const w = col === undefined ? layout.width : Math.max(layout.cw, 3);
     const t = row === undefined ? layout.height : Math.max(layout.ch, 3);
+    const line = whole(width);
+    const edge = (at) => snap(at - line / 2) + line / 2;
+    const [x, y] = [layout.left + ((col ?? shown.col) - shown.col) * layout.cw, layout.top + ((row ?? shown.row) - shown.row) * layout.ch];
     g.strokeStyle = colour;
-    g.lineWidth = width;
-    g.strokeRect(layout.left + ((col ?? shown.col) - shown.col) * layout.cw, layout.top + ((row ?? shown.row) - shown.row) * layout.ch, w, t);
+    g.lineWidth = line;
+    g.strokeRect(edge(x), edge(y), edge(x + w) - edge(x), edge(y + t) - edge(y));
   }
 
   function drawAxes(g) {
@@ -289,8 +296,9 @@ export function createMap(el, { onPick }) {
   function cellAt(event) {
     if (!plot || !layout) return null;
     const box = canvas.getBoundingClientRect();
-    const col = Math.floor((event.clientX - box.left - layout.left) / layout.cw);
-    const row = Math.floor((event.clientY - box.top - layout.top) / layout.ch);
+    const zoom = zoomOf(canvas);
+    const col = Math.floor(((event.clientX - box.left) / zoom - layout.left) / layout.cw);
+    const row = Math.floor(((event.clientY - box.top) / zoom - layout.top) / layout.ch);
     return row >= 0 && col >= 0 && row < shown.rows && col < shown.cols ? { row: shown.row + row, col: shown.col + col } : null;
   }
 
@@ -370,7 +378,7 @@ export function createMap(el, { onPick }) {
   });
   canvas.addEventListener("pointermove", (event) => {
     if (drag) {
-      const [right, down] = [event.clientX - drag.x, event.clientY - drag.y];
+      const [right, down] = [event.clientX - drag.x, event.clientY - drag.y].map((by) => by / zoomOf(canvas));
       if (!dragged && Math.hypot(right, down) < 4) return;
       if (!dragged) canvas.setPointerCapture(drag.id);
       dragged = true;
@@ -409,12 +417,10 @@ export function createMap(el, { onPick }) {
     },
     { passive: false },
   );
+  // By the screen's pixels, where they are known: this also tells of a window moved to another screen.
   const sized = new ResizeObserver(draw);
-  sized.observe(box);
-  // The front end's theme may change after the page was drawn.
-  // Drawn in the next frame: until then the inherited colours may still be the old ones.
-  const themed = new MutationObserver(() => requestAnimationFrame(draw));
-  themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  sized.observe(box, "devicePixelContentBoxSize" in ResizeObserverEntry.prototype ? { box: "device-pixel-content-box" } : {});
+  const unthemed = watchTheme(draw);
 
   return {
     show,
@@ -431,7 +437,7 @@ export function createMap(el, { onPick }) {
     dispose() {
       cancelAnimationFrame(frame);
       sized.disconnect();
-      themed.disconnect();
+      unthemed();
     },
   };
 }

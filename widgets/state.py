@@ -30,10 +30,12 @@ DEFAULTS: State = {
     "of": "patched",  # which run the heatmap shows
     "head": 0,  # the attention head shown
     "lines": False,  # attention as lines from the selected token, not as a map
+    "projector": False,  # one and a half times as large, for a room
     "form": {"op": "suppress", "amount": "", "tokens": "", "source_tokens": ""},  # empty texts follow the selection
 }
 # A change of these is a step for undo and redo. The rest is how one looks at the experiment, and never a step.
 EXPERIMENT = ("prompt", "source", "edits", "compare")
+SCREEN = ("projector",)  # and no step, not even one back to the start, changes these
 SELECTION = ("positions", "source_positions", "hook", "hooks", "heads")
 EDIT_KEYS = {"hook", "op", "pos", "head", "value", "factor", "source", "source_pos", "phase", "enabled"}
 

@@ -1,6 +1,7 @@
 // Tooltips: shown on hover, keyboard focus and touch, one at a time; Escape, a click or a look elsewhere closes them.
 
 import { h } from "./dom.js";
+import { zoomOf } from "./screen.js";
 
 const WAIT = 450; // ms before a tip comes up under a resting pointer
 const STAY = 150; // ms it stays, for the way from the element to the tip
@@ -119,6 +120,6 @@ function place() {
   const spots = [...(beside === anchor ? [] : sides.slice(2)), ...(beside === anchor ? [] : sides.slice(0, 2)), ...around(own)].map((xy) => spot(...xy));
   const cost = (xy) => 1e6 * covers(xy, own) + 1e3 * covers(xy, focus) + covers(xy, wide);
   const [x, y] = spots.reduce((best, xy) => (cost(xy) < cost(best) ? xy : best));
-  box.style.left = `${x}px`;
-  box.style.top = `${y}px`;
+  box.style.left = `${x / zoomOf(box)}px`;
+  box.style.top = `${y / zoomOf(box)}px`;
 }

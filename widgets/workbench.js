@@ -6,6 +6,7 @@ import { mountHistory, mountSteps } from "./history.js";
 import { mount as mountHooks } from "./hooks.js";
 import { mount as mountJobs } from "./jobs.js";
 import { mount as mountLogits } from "./logits.js";
+import { mountScreen } from "./screen.js";
 import { mount as mountSpec } from "./spec.js";
 import { createStore } from "./store.js";
 import { mount as mountTokens } from "./tokens.js";
@@ -38,7 +39,7 @@ function mountHeader(el, store) {
     ...EXAMPLES.map((example) => h("option", { value: example.name }, example.name)),
   );
   const tools = h("span", { class: "steps" });
-  el.append(name, meta, h("span", { class: "sp" }), tools, examples);
+  el.append(name, meta, tools, examples);
   store.watch(
     (s) => [s.about],
     (about) => {
@@ -96,6 +97,7 @@ export function mountWorkbench(el, store) {
   mountSpoken(sections.sr, store);
   disposers.push(mountSteps(tools, store, root)); // after the views: it looks where they left the focus
   mountHistory(tools, sections.past, store);
+  mountScreen(sections.bar, store, root);
   return () => {
     disposers.forEach((dispose) => dispose());
     store.dispose();

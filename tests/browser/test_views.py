@@ -31,23 +31,28 @@ def about() -> dict[str, Any]:
         session.close()
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A blank page that can import the modules by name; an error on it fails the test."""
-    opened = browser.new_page(viewport={"width": 1110, "height": 800})
-    errors: list[str] = []
-    opened.on("pageerror", lambda error: errors.append(str(error)))
+def serve(opened: Page) -> None:
+    """Makes it a blank page that can import the modules by name."""
 
-    def serve(route: Route) -> None:
+    def answer(route: Route) -> None:
         name = route.request.url.rsplit("/", 1)[1]
         if name == "page.html":
             route.fulfill(content_type="text/html", body="<!doctype html><meta charset=utf-8><body><main></main>")
         else:
             route.fulfill(content_type="text/javascript", body=(esm.HERE / name).read_text(encoding="utf-8"))
 
-    opened.route("http://page.test/*", serve)
+    opened.route("http://page.test/*", answer)
     opened.goto("http://page.test/page.html")
     opened.add_style_tag(content=esm.css("workbench"))
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A blank page that can import the modules by name; an error on it fails the test."""
+    opened = browser.new_page(viewport={"width": 1110, "height": 800})
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    serve(opened)
     yield opened
     opened.close()
     assert errors == []

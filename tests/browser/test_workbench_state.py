@@ -108,6 +108,7 @@ states = st.fixed_dictionaries(
         "tab": st.sampled_from(["norms", "hook", "attention"]),
         "of": st.sampled_from(["clean", "patched", "change"]),
         "head": st.integers(0, 3),
+        "projector": st.booleans(),
     },
 )
 

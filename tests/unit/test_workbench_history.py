@@ -153,6 +153,16 @@ def test_looking_around_is_no_step_and_costs_none(workbench: Workbench) -> None:
     assert workbench.steps == {"undo": "change the source", "redo": None, "moves": 3}
 
 
+def test_no_step_changes_how_large_the_page_is(workbench: Workbench) -> None:
+    change(workbench, source=PROMPT)
+    change(workbench, projector=True)
+    workbench.undo()
+    assert workbench.state["projector"] and not workbench.state["source"]
+    change(workbench, projector=False)
+    workbench.redo()
+    assert not workbench.state["projector"] and workbench.state["source"]
+
+
 def test_a_number_that_the_page_sends_many_times_is_one_step(workbench: Workbench, monkeypatch: Any) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
