@@ -33,23 +33,29 @@ export function attentionPlot(store, array) {
   const scores = column.component === "scores";
   const change = store.result.edited && store.state.of === "change"; // without an edit there is one run
   const name = (p) => visible(tokens[p]?.[1] ?? "");
+  const place = layer === null ? "" : `, layer ${layer}`;
   return {
-    values: masked(array),
+    values: causal(store) ? masked(array) : array.values,
     rows: array.rows,
     cols: array.cols,
-    masked: true,
+    masked: causal(store),
     positions: "both",
     flag: false,
     diverging: scores || change,
     tokens,
-    unit: `${change ? "change of the " : ""}attention ${scores ? "score" : "weight"}, layer ${layer}, head ${head}: rows look at columns`,
-    label: `Attention of head ${head} in layer ${layer}`,
+    unit: `${change ? "change of the " : ""}attention ${scores ? "score" : "weight"}${place}, head ${head}: rows look at columns`,
+    label: `Attention of head ${head}${place.replace(",", " in")}`,
     corner: "looks at",
     rowLabel: name,
     colLabel: name,
     selected: store.selection().map((row) => ({ row })),
     say: (q, k) => `${q} ${name(q)} looks at ${k} ${name(k)}`,
   };
+}
+
+// Whether no token looks at later ones: so in every model that is served here, but not in any pattern from elsewhere.
+function causal(store) {
+  return store.about.causal ?? true;
 }
 
 // What lies in the future of a token is masked: apart from a zero. Kept with its array, so that it is made once.
@@ -98,14 +104,14 @@ export function mountHeads(el, store) {
         button.setAttribute("tabindex", head === chosen ? "0" : "-1");
       });
       drawn = shown && small?.values ? small : null;
-      if (drawn) drawHeads(row, buttons, drawn);
+      if (drawn) drawHeads(row, buttons, drawn, causal(store));
     },
   );
-  return watchTheme(() => drawn && drawHeads(row, buttons, drawn));
+  return watchTheme(() => drawn && drawHeads(row, buttons, drawn, causal(store)));
 }
 
 // `small`: the heads below each other, each a square.
-function drawHeads(row, buttons, small) {
+function drawHeads(row, buttons, small, causal) {
   const size = small.cols;
   const css = (name) => getComputedStyle(row).getPropertyValue(name).trim();
   let [low, high] = [0, 0];
@@ -120,7 +126,7 @@ function drawHeads(row, buttons, small) {
     canvas.width = canvas.height = size;
     const image = new ImageData(size, size);
     for (let q = 0; q < size; q++)
-      for (let k = 0; k <= q; k++) {
+      for (let k = 0; k < (causal ? q + 1 : size); k++) {
         const value = small.values[(head * size + q) * size + k];
         const share = low < 0 ? (value / top + 1) / 2 : value / top;
         const colour = 4 * Math.max(0, Math.min(255, Math.round(share * 255)));

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
+TOP = 6  # rows of the prediction table come from the union of both top six
 THUMBNAIL = 32  # cells a side of a head shown small, at most
 GRID_BYTES = 64 << 20  # what one run of the hook grid may capture
 GRID_RUNS = 8  # and how many runs it may take
@@ -137,6 +138,41 @@ class ArrayCache:
     def clear(self) -> None:
         with self._lock:
             self._arrays.clear()
+
+
+def answer(
+    key: str, array: Array | None = None, *, error: str | None = None, dropped: bool = False
+) -> tuple[dict[str, Any], list[memoryview]]:
+    """A message to the page, and its buffers: the array that it asked for by a key, or why it gets none."""
+    shape = [] if array is None else list(array.shape)
+    message = {"type": "data", "key": key, "error": error, "dropped": dropped, "shape": shape}
+    return message, [] if array is None else [raw(array)]
+
+
+def raw(array: Array) -> memoryview:
+    """The float32 of an array as the page reads them."""
+    return np.ascontiguousarray(array, "<f4").data
+
+
+def predictions(clean: Any, both: Any = None) -> dict[str, Any]:
+    """The likeliest next tokens, [text, id, clean, patched, change] each, and the KL; of a clean run, or of both."""
+    if both is None:
+        rows = [[text, int(token), prob, prob, 0.0] for text, token, prob, _ in clean.top(TOP)]
+        return {"rows": rows, "kl": 0.0}
+    rows = [[text, int(token), *finite(numbers)] for text, token, *numbers in both.top(TOP)]
+    return {"rows": rows, "kl": finite([both.kl()])[0]}
+
+
+def difference(chosen: Sequence[str | None], rows: Sequence[Any], clean: Any, both: Any = None) -> dict[str, Any]:
+    """The logit difference of two tokens, clean and patched; None stands for the likeliest, or the second, of `rows`.
+
+    ValueError for a text that is not one token.
+    """
+    likeliest = sorted(rows, key=lambda row: row[2], reverse=True)
+    tokens = [text if text is not None else rank[1] for text, rank in zip(chosen, likeliest, strict=False)]
+    names = [text if text is not None else rank[0] for text, rank in zip(chosen, likeliest, strict=False)]
+    values = both.logit_diff(*tokens) if both else [clean.logit_diff(*tokens)] * 2
+    return {"tokens": names, "values": finite(values)}
 
 
 def finite(values: Iterable[float]) -> list[float | None]:

@@ -104,3 +104,11 @@ export function segment(label, options, onPick) {
   const el = h("span", { class: "seg", role: "group", "aria-label": label }, ...buttons);
   return { el, select: (value) => buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.value === String(value)))) };
 }
+
+// Keys pressed inside stay inside: the notebook would delete or add cells. Escape and the front end's own Ctrl and Cmd
+// keys go on.
+export function keepKeys(root) {
+  root.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" && !event.ctrlKey && !event.metaKey) event.stopPropagation();
+  });
+}

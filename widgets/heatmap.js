@@ -5,12 +5,21 @@ import { alertLine, h, segment, visible } from "./dom.js";
 import { createMap } from "./map.js";
 import { findHook, hookName } from "./store.js";
 
-const TABS = [["norms", "Norms"], ["hook", "One hook"], ["attention", "Attention"]];
 const WAYS = [["map", "Map"], ["lines", "Lines"]];
 const RUNS = [["clean", "Clean"], ["patched", "Patched"], ["change", "Change"]];
 
-export function mount(el, store) {
-  const tabs = segment("What the map shows", TABS, (tab) => store.set({ tab }));
+// What a map may show: what it asks for, how that becomes a plot, what a click chooses; a line about it beside the tabs.
+export const KINDS = {
+  norms: { name: "Norms", ask: () => ({ view: "norms" }), plot: normsPlot, pick: pickNorm, caption: () => [h("code", {}, "blocks.*.hook_out")] },
+  hook: { name: "One hook", ask: (s) => ({ view: "hook", hook: s.state.hook }), plot: hookPlot, pick: pickToken, caption: (s) => [h("code", {}, s.state.hook)] },
+  attention: { name: "Attention", ask: (s) => ({ view: "attention", hook: attentionHook(s), head: shownHead(s) }), plot: attentionPlot, pick: pickToken, caption: attentionCaption },
+};
+
+export function mount(el, store, kinds = KINDS) {
+  const kind = () => kinds[store.state.tab];
+  const asked = (s) => ({ of: shownRun(s), ...kind().ask(s) });
+  const tabs = segment("What the map shows", Object.entries(kinds).map(([tab, { name }]) => [tab, name]), (tab) => store.set({ tab }));
+  tabs.el.hidden = Object.keys(kinds).length < 2;
   const runs = segment("Which run", RUNS, (of) => store.set({ of }));
   const ways = segment("How attention is shown", WAYS, (way) => store.set({ lines: way === "lines" }));
   const about = h("small", {});
@@ -18,19 +27,19 @@ export function mount(el, store) {
   el.append(h("div", { class: "head" }, tabs.el, ways.el, about, h("span", { class: "sp" }), runs.el));
   const unthemed = mountHeads(el, store);
   const fail = alertLine(el);
-  const map = createMap(el, { onPick: (cell) => pick(store, cell) });
+  const map = createMap(el, { onPick: (cell) => kind().pick(store, cell) });
   const lines = createLines(el.querySelector(".mapbox"), store);
   el.querySelector(".mapbox").append(wait);
 
   store.watch(
-    (s) => [s.state.tab, shownRun(s), s.state.hook, shownHead(s), s.result, s.data(asked(s)), s.tokens(), s.state.positions, s.state.heads, s.state.edits, asLines(s)],
+    (s) => [s.state.tab, shownRun(s), s.state.hook, shownHead(s), s.result, s.data(asked(s)), s.tokens(), s.state.positions, s.state.heads, s.state.edits, asLines(s), kind().also?.(s)],
     (tab, of, hook, head, result, array) => {
       tabs.select(tab);
       runs.select(of);
       runs.el.hidden = !result.edited;
       ways.el.hidden = tab !== "attention";
       ways.select(asLines(store) ? "lines" : "map");
-      about.replaceChildren(...caption(store));
+      about.replaceChildren(...kind().caption(store));
       fail(array?.error);
       wait.hidden = Boolean(array);
       wait.textContent = !result.error ? "\u2026" : result.error.where === "run" ? "Nothing to show: there was no run." : "Nothing to show until the error is mended.";
@@ -40,7 +49,7 @@ export function mount(el, store) {
         lines.clear();
         return;
       }
-      const shown = plot(store, array);
+      const shown = kind().plot(store, array);
       if (asLines(store)) lines.show(shown);
       else map.show({ ...shown, key: [tab, of, hook, head, String(store.state.heads), ...Object.values(result.keys)].join() });
     },
@@ -56,23 +65,11 @@ function shownRun(store) {
   return store.result.edited ? store.state.of : "clean";
 }
 
-function asked(store) {
-  const { tab, hook } = store.state;
-  const of = shownRun(store);
-  if (tab === "norms") return { view: "norms", of };
-  if (tab === "hook") return { view: "hook", of, hook };
-  return { view: "attention", of, hook: attentionHook(store), head: shownHead(store) };
-}
-
-function caption(store) {
-  const { tab, hook } = store.state;
-  if (tab === "attention") return asLines(store) ? [`layer ${findHook(store.about, attentionHook(store)).layer}, head ${shownHead(store)}`] : []; // a map says it below
-  return [h("code", {}, tab === "hook" ? hook : "blocks.*.hook_out")];
-}
-
-function plot(store, array) {
-  const { tab } = store.state;
-  return tab === "norms" ? normsPlot(store, array) : tab === "hook" ? hookPlot(store, array) : attentionPlot(store, array);
+// A map says it below.
+function attentionCaption(store) {
+  if (!asLines(store)) return [];
+  const { layer } = findHook(store.about, attentionHook(store));
+  return [`${layer === null ? "" : `layer ${layer}, `}head ${shownHead(store)}`];
 }
 
 function normsPlot(store, array) {
@@ -132,11 +129,11 @@ function slice(array, from, width) {
   return { values, rows: array.rows, cols: width };
 }
 
-function pick(store, { row, col }) {
-  if (store.state.tab !== "norms") {
-    store.set({ positions: [row] });
-    return;
-  }
+function pickToken(store, { row }) {
+  store.set({ positions: [row] });
+}
+
+function pickNorm(store, { row, col }) {
   const stream = store.about.columns.find((column) => column.component === "resid_post");
   store.set({ hook: hookName(stream, row), positions: [col], heads: [] });
 }

@@ -421,7 +421,7 @@ export function mount(el, store) {
     (array, positions) => {
       sizes = new Map();
       const many = byHeads(store);
-      tinted.hidden = Boolean(array?.error);
+      tinted.hidden = array === null || Boolean(array?.error); // null: there is no run to tint by
       note.textContent = array?.error ?? (many ? "" : "type 12 to jump");
       if (array && !array.error) {
         const names = many ? served(lines[0].column).flatMap((name) => lines.map((line) => key(name, line.head))) : about().grid;

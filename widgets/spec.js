@@ -7,9 +7,11 @@ import { addEdits } from "./edits.js";
 import { createRow } from "./editrow.js";
 import { mountPresets } from "./presets.js";
 
-export function mount(el, store) {
+const START = "choose tokens and a hook above, then press Add edit, or take a preset. The patched run appears beside the clean one.";
+
+export function mount(el, store, start = START) {
   const list = h("div", { class: "list", role: "list" });
-  const empty = h("div", { class: "empty" }, "No edits yet: choose tokens and a hook above, then press Add edit, or take a preset. The patched run appears beside the clean one.");
+  const empty = h("div", { class: "empty" }, `No edits yet: ${start}`);
   const spoken = h("div", { class: "sr", "aria-live": "polite" });
   const copy = h("button", { type: "button", onclick: () => copyText(JSON.stringify(specOf(store.state.edits), null, 1), copy) }, "Copy as JSON");
   el.append(h("div", { class: "head" }, h("b", {}, "Edits"), h("small", {}, "the spec: applied in order, on the patched run only"), h("span", { class: "sp" }), copy), empty, list);

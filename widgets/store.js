@@ -3,7 +3,8 @@
 const TRAITS = ["state", "about", "tokens", "result", "jobs", "steps", "history"];
 const KEPT = 24; // arrays remembered; the kernel keeps more
 
-export function createStore(model) {
+// `meant`: whether an empty choice of tokens means the last one.
+export function createStore(model, meant = true) {
   const watchers = new Set();
   const arrays = new Map(); // key -> {shape, values} | {error} | {pending: true}
 
@@ -104,12 +105,13 @@ export function createStore(model) {
       const count = store.tokens(role).length;
       const chosen = store.state[role === "source" && store.state.source_positions.length ? "source_positions" : "positions"];
       const existing = chosen.filter((p) => p >= 0 && p < count);
-      return existing.length ? existing : count ? [count - 1] : [];
+      return existing.length || !count || !meant ? existing : [count - 1];
     },
-    // An array, or undefined while it is on its way. Asked for once; the answer carries its key.
+    // An array, or undefined while it is on its way, or null where nothing is ever run. Asked for once; the answer carries
+    // its key.
     data({ view, of = "clean", hook = "", head = 0 }) {
       const run = store.result.keys?.[of === "clean" ? "clean" : "patched"];
-      if (!run) return undefined;
+      if (!run) return store.result.keys ? undefined : null;
       const key = [view, of, hook, head, run].join("|");
       const found = arrays.get(key);
       if (!found) {
@@ -135,6 +137,7 @@ export function createStore(model) {
 const NONE = Object.freeze([]);
 
 function same(a, b) {
+  if (ArrayBuffer.isView(a?.values)) return a === b; // arrays, by identity
   return Object.is(a, b) || (typeof a === "object" && typeof b === "object" && JSON.stringify(a) === JSON.stringify(b));
 }
 

@@ -54,7 +54,7 @@ export function createStrip(label, onChoose, onMove) {
       if (differs) count++;
       const name = [`token ${p}`, KINDS[kind], differs && (there ? `the ${other} has ${visible(there[1])} here` : `the ${other} ends before`)].filter(Boolean).join(", ");
       node.classList.toggle("diff", differs);
-      node.title = `${name}, id ${id}`;
+      node.title = typeof id === "number" ? `${name}, id ${id}` : name; // a token given as text has no number
       node.setAttribute("aria-label", `${spoken(text)}, ${name}`);
     });
     laid = 0;

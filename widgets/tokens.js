@@ -14,12 +14,20 @@ export function mount(el, store) {
   return mountCarry(grid, store, prompt, source);
 }
 
-function line(grid, store, role, title, hint) {
+// One prompt that is there already, only to choose from.
+export function mountPicker(el, store) {
+  const grid = h("div", { class: "prompts" });
+  el.append(grid);
+  line(grid, store, "prompt", "Tokens");
+}
+
+// Without a hint there is nothing to type the text into.
+function line(grid, store, role, title, hint = null) {
   const other = role === "prompt" ? "source" : "prompt";
   const chosen = role === "prompt" ? "positions" : "source_positions";
   const choose = (positions) => store.set({ [chosen]: positions });
 
-  const input = textField(store, role, title, hint);
+  const input = hint && textField(store, role, title, hint);
   const said = h("div", { class: "sr", "aria-live": "polite" });
   const say = (text) => (said.textContent = text);
   const strip = createStrip(`Tokens of the ${role}`, choose, (p) => say(`${strip.name(p)}; ${chosenWords(store.selection(role))}`));

@@ -1,6 +1,6 @@
 // The page of the workbench: puts the views together around one store, and keeps the keys to itself.
 
-import { h, headline, visible } from "./dom.js";
+import { h, headline, keepKeys, visible } from "./dom.js";
 import { mount as mountHeatmap } from "./heatmap.js";
 import { mountHistory, mountSteps } from "./history.js";
 import { mount as mountHooks } from "./hooks.js";
@@ -64,12 +64,6 @@ function mountSpoken(el, store) {
   );
 }
 
-// Keys pressed inside stay inside: the notebook would delete or add cells. Escape and the front end's own Ctrl and Cmd
-// keys go on.
-function keepKeys(event) {
-  if (event.key !== "Escape" && !event.ctrlKey && !event.metaKey) event.stopPropagation();
-}
-
 export function mountWorkbench(el, store) {
   const sections = {};
   const section = (name, tag = "div", label = null) => (sections[name] = h(tag, { class: name, "aria-label": label }));
@@ -85,7 +79,7 @@ export function mountWorkbench(el, store) {
     section("job"),
     section("sr"),
   );
-  root.addEventListener("keydown", keepKeys);
+  keepKeys(root);
   el.append(root);
   const tools = mountHeader(sections.bar, store);
   const disposers = [mountTokens(sections.tokens, store)];

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import anywidget
-import numpy as np
 import traitlets
 
 from explorer import Cancelled, Edit, NotFinite, SessionClosed, SpecError
@@ -25,7 +24,6 @@ log = logging.getLogger(__name__)
 opened: weakref.WeakSet[Workbench] = weakref.WeakSet()
 CLOSED = "The session is closed: boot a new one."
 MOVED = "moved"  # the state changes by undo or redo: no step of its own
-TOP = 6  # rows of the prediction table come from the union of both top six
 
 
 class Workbench(anywidget.AnyWidget):
@@ -170,9 +168,12 @@ class Workbench(anywidget.AnyWidget):
                 both, index = None, edits[wrong][0] if wrong is not None else None
                 result |= {"edited": False, "error": bad_source or problem("edit", error, index)}
             clean = both.clean if both else self._session.run(wanted["prompt"])
-            result |= self._predictions(clean, both)
+            result |= data.predictions(clean, both)
             result["keys"] = run_keys(wanted) if both or not edits else {"clean": run_keys(wanted)["clean"]}
-            result |= self._difference(wanted["compare"], result["rows"], clean, both, result["error"])
+            try:
+                result["difference"] = data.difference(wanted["compare"], result["rows"], clean, both)
+            except ValueError as error:
+                result["error"] = result["error"] or problem("difference", error)
         except Cancelled:
             raise
         except (ValueError, data.Refused) as error:
@@ -213,25 +214,6 @@ class Workbench(anywidget.AnyWidget):
 
     def _tokens_of(self, text: str) -> list[list[Any]]:
         return [token_row(token) for token in self._session.tokens(text)] if text else []
-
-    def _predictions(self, clean: Any, both: Any) -> dict[str, Any]:
-        if both is None:
-            rows = [[text, int(token), prob, prob, 0.0] for text, token, prob, _ in clean.top(TOP)]
-            return {"rows": rows, "kl": 0.0}
-        rows = [[text, int(token), *data.finite(numbers)] for text, token, *numbers in both.top(TOP)]
-        return {"rows": rows, "kl": data.finite([both.kl()])[0]}
-
-    def _difference(
-        self, chosen: list[str | None], rows: list[Any], clean: Any, both: Any, earlier: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        likeliest = sorted(rows, key=lambda row: row[2], reverse=True)
-        tokens = [text if text is not None else rank[1] for text, rank in zip(chosen, likeliest, strict=False)]
-        names = [text if text is not None else rank[0] for text, rank in zip(chosen, likeliest, strict=False)]
-        try:
-            values = both.logit_diff(*tokens) if both else [clean.logit_diff(*tokens)] * 2
-        except ValueError as error:
-            return {"difference": None, "error": earlier or problem("difference", error)}
-        return {"difference": {"tokens": names, "values": data.finite(values)}}
 
     # Undo, redo and the history ------------------------------------------------------------------------------------
 
@@ -379,9 +361,7 @@ class Workbench(anywidget.AnyWidget):
         """Every ask is answered: with the array, an error, or that it was dropped and may be asked again."""
         if self._closed:
             return
-        shape = list(array.shape) if array is not None else []
-        answer = {"type": "data", "key": ask["key"], "error": error, "dropped": dropped, "shape": shape}
-        self.send(answer, buffers=[] if array is None else [np.ascontiguousarray(array, "<f4").data])
+        self.send(*data.answer(ask["key"], array, error=error, dropped=dropped))
 
     # Jobs: every long thing goes through the session's one worker thread -------------------------------------------
 

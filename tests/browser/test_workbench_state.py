@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.browser import fake
-from widgets import cells, esm, explore
+from widgets import cells, data, esm, explore
 from widgets.state import DEFAULTS, complete, selection, spec
 from widgets.workbench import Workbench, opened, opening
 
@@ -205,18 +205,18 @@ def test_of_many_changes_the_last_one_is_shown_and_few_run(workbench: Workbench,
     assert made[1].calls - calls <= 2
 
 
-def test_a_result_that_was_overtaken_is_dropped(workbench: Workbench, made: Any) -> None:
+def test_a_result_that_was_overtaken_is_dropped(workbench: Workbench, monkeypatch: Any) -> None:
     """Even when the engine had finished it: a change that comes while it is being made into a result wins."""
     shown: list[str] = []
     workbench.observe(lambda change: shown.append(change["new"]["prompt"]), "result")
-    predictions = workbench._predictions
+    predictions = data.predictions
 
     def overtaken(*args: Any) -> dict[str, Any]:
-        workbench._predictions = predictions  # type: ignore[method-assign]
+        monkeypatch.setattr(data, "predictions", predictions)
         workbench.state = {**workbench.state, "prompt": "second"}
         return predictions(*args)
 
-    workbench._predictions = overtaken  # type: ignore[method-assign]
+    monkeypatch.setattr(data, "predictions", overtaken)
     workbench.state = {**workbench.state, "prompt": "first"}
     settle(workbench._session)
     settle(workbench._session)
