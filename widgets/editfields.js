@@ -60,8 +60,9 @@ export function withOp(edit, op, source) {
   return { ...rest, op, source: from ?? { prompt: source }, source_pos };
 }
 
-// While a number is typed or dragged, at most eight changes a second go out, the last one always; `now` sends what waits.
-export function live(send) {
+// A number that is typed or dragged goes out when the numbers of the one before have come, so that they follow; the last
+// one always does. `now` sends what waits, `busy` says whether numbers are on their way.
+export function live(send, busy) {
   let timer = null;
   let next;
   const now = () => {
@@ -70,9 +71,13 @@ export function live(send) {
     timer = null;
     send(next);
   };
+  const tick = () => {
+    if (busy()) timer = setTimeout(tick, 20);
+    else now();
+  };
   const later = (value) => {
     next = value;
-    timer ??= setTimeout(now, 125);
+    timer ??= setTimeout(tick, 50); // by then the kernel has said that it runs the one before
   };
   return { later, now };
 }

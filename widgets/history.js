@@ -25,13 +25,8 @@ export function mountSteps(el, store, root) {
   });
 
   // What a slider does until it is let go is one step.
-  let holding = false;
-  const hold = (on) => {
-    if (on !== holding) store.send({ type: "hold", on });
-    holding = on;
-  };
-  const release = () => hold(false);
-  root.addEventListener("pointerdown", (event) => hold(Boolean(event.target.closest('input[type="range"]'))));
+  const release = () => store.hold(false);
+  root.addEventListener("pointerdown", (event) => store.hold(Boolean(event.target.closest('input[type="range"]'))));
   for (const name of ["pointerup", "pointercancel"]) window.addEventListener(name, release);
 
   store.watch(

@@ -12,6 +12,7 @@ export function createStore(model, meant = true) {
   let asked = null; // the history they were asked for
   let moves = model.get("steps")?.moves; // how many undos the kernel has answered
   let later = null; // changes made while one is on its way
+  let held = false; // whether a slider is
 
   function changed() {
     for (const watcher of [...watchers]) watcher();
@@ -88,6 +89,13 @@ export function createStore(model, meant = true) {
     send(message) {
       model.send(message);
     },
+    // A slider is held, or let go.
+    hold(on) {
+      if (on === held) return;
+      held = on;
+      model.send({ type: "hold", on });
+      changed();
+    },
     // Calls fn(...values) now, and whenever one of the values that `select` returns has changed.
     watch(select, fn) {
       let last;
@@ -114,6 +122,8 @@ export function createStore(model, meant = true) {
       if (!run) return store.result.keys ? undefined : null;
       const key = [view, of, hook, head, run].join("|");
       const found = arrays.get(key);
+      // An array is another run: on a slow engine the next numbers would wait for it.
+      if (!found && held && store.result.seconds > 0.05) return undefined;
       if (!found) {
         arrays.set(key, { pending: true });
         model.send({ type: "data", key, view, of, hook, head, run });

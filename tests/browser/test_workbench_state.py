@@ -15,9 +15,9 @@ import pytest
 import torch
 import traitlets
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.browser import fake
+from tests.browser.states import states
 from widgets import cells, data, esm, explore
 from widgets.state import DEFAULTS, complete, selection, spec
 from widgets.workbench import Workbench, opened, opening
@@ -80,37 +80,6 @@ def pull(
 def array(answer: tuple[dict[str, Any], Any]) -> np.ndarray[Any, Any]:
     assert answer[0]["error"] is None
     return np.frombuffer(answer[1][0], "<f4").reshape(answer[0]["shape"])
-
-
-edits = st.fixed_dictionaries(
-    {
-        "hook": st.sampled_from(["blocks.1.hook_out", "blocks.2.attn.o.hook_in"]),
-        "op": st.sampled_from(["suppress", "scale"]),
-    },
-    optional={
-        "pos": st.one_of(st.integers(-3, 9), st.lists(st.integers(0, 9), max_size=3), st.just("last")),
-        "factor": st.floats(-3, 3),
-        "enabled": st.booleans(),
-        "head": st.none() | st.integers(0, 3),
-    },
-)
-states = st.fixed_dictionaries(
-    {},
-    optional={
-        "prompt": st.text(max_size=20).filter(lambda text: text.isprintable()),
-        "source": st.text(max_size=20).filter(lambda text: text.isprintable()),
-        "positions": st.lists(st.integers(0, 99), max_size=5),
-        "source_positions": st.lists(st.integers(0, 99), max_size=5),
-        "hook": st.sampled_from(["blocks.1.hook_out", "embed.hook_out"]),
-        "heads": st.lists(st.integers(0, 3), max_size=3),
-        "edits": st.lists(edits, max_size=3),
-        "compare": st.tuples(st.none() | st.text(max_size=4), st.none() | st.text(max_size=4)).map(list),
-        "tab": st.sampled_from(["norms", "hook", "attention"]),
-        "of": st.sampled_from(["clean", "patched", "change"]),
-        "head": st.integers(0, 3),
-        "projector": st.booleans(),
-    },
-)
 
 
 @given(states)

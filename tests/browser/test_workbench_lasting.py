@@ -1,0 +1,173 @@
+"""The workbench over time, in a real JupyterLab: run again and again, dragged, slowed, rebuilt from its state."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from playwright.sync_api import expect
+
+from .conftest import Lab
+from .pages import EIFFEL, add_edit, axp, becomes, choose, comes_to, open_workbench, settled
+from .states import states
+from .test_workbench_manners import page_state
+
+FAKE = "from tests.browser import fake\ns, engine = fake.session()\n"
+# The kernel has only one main thread, and no time for the page while a cell runs.
+DRAG = """async ({ moves, every }) => { const seen = [];
+    const slider = document.querySelector('.axp .edit input[type=range]');
+    const shown = () => document.querySelector('.axp .pred').textContent;
+    slider.dispatchEvent(new PointerEvent('pointerdown', { bubbles: true }));
+    const begin = performance.now(); let text = shown();
+    for (let i = 0; i < moves; i++) {
+        const next = performance.now() + every;
+        slider.value = Number(slider.max) * (0.2 + 0.6 * i / moves);
+        slider.dispatchEvent(new InputEvent('input', { bubbles: true }));
+        do { await new Promise(requestAnimationFrame);
+            if (shown() !== text) { text = shown(); seen.push(performance.now() - begin) }
+        } while (performance.now() < next) }
+    slider.dispatchEvent(new PointerEvent('pointerup', { bubbles: true }));
+    return { seen, took: (performance.now() - begin) / 1000, value: slider.valueAsNumber } }"""
+
+
+def left_behind(notebook: Lab) -> tuple[list[int], list[int]]:
+    """Widgets, threads and elements of outputs; the nodes and listeners that the browser holds, detached ones too."""
+    devtools = notebook.page.context.new_cdp_session(notebook.page)
+    devtools.send("Performance.enable")
+    for _ in range(3):
+        devtools.send("HeapProfiler.collectGarbage")
+    held = {m["name"]: int(m["value"]) for m in devtools.send("Performance.getMetrics")["metrics"]}
+    devtools.detach()
+    kernel = "[len(__import__('ipywidgets').widget._instances), __import__('threading').active_count()]"
+    shown = notebook.page.evaluate("document.querySelectorAll('.jp-OutputArea *').length")
+    return [*notebook.evaluate(kernel), shown], [held["Nodes"], held["JSEventListeners"]]
+
+
+def test_fifty_runs_of_the_cell_leave_nothing_behind(notebook: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook.run(FAKE, f"w = s.explore({EIFFEL!r}); w")
+    page = notebook.page
+    found = {}
+    for run in range(1, 51):
+        page.evaluate("jupyterapp.shell.currentWidget.content.activeCellIndex = 1")
+        page.evaluate("jupyterapp.commands.execute('notebook:run-cell')")
+        expect(axp(page)).to_have_count(1)
+        if run in (5, 50):
+            settled(notebook)
+            expect(axp(page).locator(".rows [role=row]").nth(3)).to_be_visible()
+            found[run] = left_behind(notebook)
+    with capsys.disabled():
+        print(f"\nwidgets, threads, elements; nodes, listeners held, after 5 and after 50 runs of the cell: {found}")
+    (counts, held), (counts_after, held_after) = found.values()
+    assert counts_after == counts
+    page_nodes = page.evaluate("document.querySelectorAll('.axp *').length")
+    grown = [after - before for before, after in zip(held, held_after, strict=True)]
+    assert max(grown) < page_nodes, "JupyterLab itself keeps a few of each run; of 45 pages not even one stays"
+
+
+def test_ten_random_states_through_the_page(notebook: Lab) -> None:
+    """A page made from the JSON of a state shows what the page shows that was led there."""
+    notebook.run(FAKE, f"w = s.explore({EIFFEL!r}); w")
+    page = notebook.page
+    expect(axp(page)).to_be_visible()
+
+    @given(states)
+    @settings(max_examples=10, deadline=None, derandomize=True, database=None)
+    def check(partial: dict[str, Any]) -> None:
+        text = json.dumps(partial)
+        notebook.evaluate(f"setattr(w, 'state', __import__('json').loads({text!r}))")
+        settled(notebook)
+        state, led = notebook.evaluate("w.state"), page_state(page)
+        again = "json.loads(json.dumps(w.state))"
+        notebook.evaluate(f"globals().update(other=__import__('widgets').Workbench(s, {again})) or 1")
+        show = "__import__('IPython.display').display.display(other)"
+        page.evaluate(
+            """async (cell) => { const n = jupyterapp.shell.currentWidget.content, m = n.model.sharedModel;
+            m.deleteCellRange(2, m.cells.length);
+            m.insertCells(2, [{cell_type: 'code', source: cell, metadata: {}, outputs: []}]); n.activeCellIndex = 2;
+            await jupyterapp.commands.execute('notebook:run-cell') }""",
+            show,
+        )
+        expect(axp(page)).to_have_count(2)
+        settled(notebook, "other")
+        comes_to(page, lambda: page_state(page, 1), led)
+        becomes(notebook, "[w.state, other.state]", [state, state])
+        notebook.evaluate("other.close()")
+
+    check()
+
+
+def test_numbers_follow_a_drag(notebook: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """Recorded: new numbers a second while a slider is dragged, beside what the engine alone could do."""
+    page = open_workbench(notebook)
+    choose(page, "blocks.12.hook_out")
+    add_edit(page, "scale", "0.5")
+    settled(notebook)
+    alone = notebook.evaluate(
+        "(lambda clock: [(lambda start: [session.compare(w.state['prompt'], w.spec), clock() - start][1])(clock())"
+        " for _ in range(10)])(__import__('time').perf_counter)"
+    )
+    dragged = page.evaluate(DRAG, {"moves": 180, "every": 16})
+    settled(notebook)
+    becomes(notebook, "w.state['edits'][0]['factor']", dragged["value"])
+    times, took = dragged["seen"], dragged["took"]
+    assert len(times) > 1, "the numbers did not follow"
+    gaps = [b - a for a, b in zip([0, *times], times, strict=False)]
+    run = statistics.median(alone) * 1000
+    with capsys.disabled():
+        print(
+            f"\ndragging for {took:.0f} s: {len(times) / took:.1f} new numbers a second, longest wait {max(gaps):.0f} "
+            f"ms; session.compare alone {run:.0f} ms, so at most {1000 / run:.1f} a second"
+        )
+    assert max(gaps) < 2 * run + 200
+
+
+def test_a_slow_engine_runs_few_and_ends_on_the_last(notebook: Lab) -> None:
+    """20 changes within a second by the page, an engine of 500 ms: at most 4 runs; an edit made meanwhile stays."""
+    notebook.run(FAKE, f"w = s.explore({EIFFEL!r}); w")
+    page = notebook.page
+    add_edit(page, "scale", "0.5")
+    settled(notebook)
+    notebook.evaluate("setattr(engine, 'delay', 0.5)")
+    notebook.evaluate("globals().update(runs=[], waiting=[], execute=engine.execute)")
+    count = "lambda requests, *a: [runs.append(1) if not requests[0].capture else None, execute(requests, *a)][1]"
+    notebook.evaluate(f"setattr(engine, 'execute', {count})")
+    many = "lambda change: waiting.append(sum(job['label'] == 'Run' for job in change['new']['active']))"
+    notebook.evaluate(f"w.observe({many}, 'jobs')")
+    dragged = page.evaluate(DRAG, {"moves": 20, "every": 50})
+    settled(notebook)
+    becomes(notebook, "w.state['edits'][0]['factor']", dragged["value"])
+    assert 1 <= notebook.evaluate("len(runs)") <= 2 + dragged["took"] / 0.5  # 4 where the 20 changes took a second
+    add_edit(page, "suppress")
+    axp(page).get_by_label("edit 2 enabled").click()  # while it runs
+    axp(page).get_by_label("edit 2 enabled").click()
+    settled(notebook)
+    state = notebook.evaluate("[e.get('factor', e['op']) for e in w.state['edits']]")
+    assert state == [dragged["value"], "suppress"]
+    assert notebook.evaluate("max(waiting)") <= 2  # one runs, one waits
+    assert notebook.evaluate("w.result['edited'] and w._asked == __import__('widgets.state').state.asks(w.state)")
+
+
+def test_a_click_is_seen_while_a_cell_runs(notebook: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """Recorded: from a click on a token to the painted frame that marks it, with the kernel asleep in a cell."""
+    page = open_workbench(notebook)
+    settled(notebook)
+    times = page.evaluate(
+        """async () => { const k = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+        const asleep = k.requestExecute({ code: '__import__("time").sleep(6)', store_history: false });
+        await new Promise((done) => setTimeout(done, 300));
+        const frame = () => new Promise(requestAnimationFrame), times = [];
+        const toks = [...document.querySelectorAll('.axp .strip .tok')];
+        for (let i = 0; i < 20; i++) { const tok = toks[1 + (i % (toks.length - 1))];
+            await frame(); const start = performance.now(); tok.click();
+            while (!tok.classList.contains('sel')) await frame();
+            await frame(); times.push(performance.now() - start) }
+        const busy = k.status; await asleep.done; return [busy, times] }"""
+    )
+    assert times[0] == "busy"
+    with capsys.disabled():
+        print(f"\nclick to highlight while the kernel sleeps: median {statistics.median(times[1]):.0f} ms of 20")
+    settled(notebook)
+    assert len(times[1]) == 20
