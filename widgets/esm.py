@@ -10,6 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";$', re.M)
+_COMMENT = re.compile(r"^ *//.*\n", re.M)  # a whole line of it: every page would be sent them
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|class)\s+(\w+))", re.M)
 
 
@@ -27,7 +28,7 @@ def join(entry: str, folder: Path = HERE) -> str:
         if name in seen:
             return
         seen.add(name)
-        source = (folder / f"{name}.js").read_text(encoding="utf-8")
+        source = _COMMENT.sub("", (folder / f"{name}.js").read_text(encoding="utf-8"))
         for match in _IMPORT.finditer(source):
             add(match[2])
         names = _EXPORT.findall(source)
