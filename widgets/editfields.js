@@ -61,23 +61,27 @@ export function withOp(edit, op, source) {
 }
 
 // A number that is typed or dragged goes out when the numbers of the one before have come, so that they follow; the last
-// one always does. `now` sends what waits, `busy` says whether numbers are on their way.
-export function live(send, busy) {
+// one always does. `now` sends what waits.
+export function live(send, store) {
   let timer = null;
   let next;
+  let last = {}; // the result that was there when a number went out, and when that was
   const now = () => {
     if (timer === null) return;
     clearTimeout(timer);
     timer = null;
+    last = { result: store.result, at: performance.now() };
     send(next);
   };
+  // The kernel says a little later that it runs, and not at all where a number asks for no run.
+  const busy = () => store.jobs.active.some((job) => job.label === "Run") || (store.result === last.result && performance.now() - last.at < 250);
   const tick = () => {
     if (busy()) timer = setTimeout(tick, 20);
     else now();
   };
   const later = (value) => {
     next = value;
-    timer ??= setTimeout(tick, 50); // by then the kernel has said that it runs the one before
+    timer ??= setTimeout(tick, 20);
   };
   return { later, now };
 }

@@ -50,13 +50,10 @@ export function createRow(store, i, acts) {
   const op = h("select", { "aria-label": `op of ${name}`, "data-key": "op", onchange: (event) => put(() => withOp(edit, event.target.value, store.state.source)) }, ...OPS.map(([value, hint]) => h("option", { value, title: hint }, value)));
 
   // A number: by slider and by keyboard. Both change the one field of the edit.
-  const pace = live(
-    (value) => {
-      sent = value;
-      put(() => ({ ...edit, [AMOUNT[edit.op]]: value }));
-    },
-    () => store.jobs.active.some((job) => job.label === "Run"),
-  );
+  const pace = live((value) => {
+    sent = value;
+    put(() => ({ ...edit, [AMOUNT[edit.op]]: value }));
+  }, store);
   let sent = null;
   const slider = h("input", { type: "range", "data-key": "slider", oninput: (event) => moved(event.target.valueAsNumber, number) });
   const number = h("input", { type: "number", class: "amount", step: "any", "data-key": "amount", oninput: (event) => moved(event.target.valueAsNumber, slider) });
