@@ -1,5 +1,15 @@
-"""The Jupyter side of Activation Explorer: the workbench that `session.explore` opens."""
+"""The Jupyter side of Activation Explorer: the workbench that `session.explore` opens, and its views by themselves."""
 
+from .views import AttentionView, Heatmap, HookPicker, LogitCompare, SpecEditor, TokenPicker
 from .workbench import Workbench, explore
 
-__all__ = ["Workbench", "explore"]
+__all__ = [
+    "AttentionView",
+    "Heatmap",
+    "HookPicker",
+    "LogitCompare",
+    "SpecEditor",
+    "TokenPicker",
+    "Workbench",
+    "explore",
+]

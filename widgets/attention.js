@@ -112,6 +112,7 @@ export function mountHeads(el, store) {
 
 // `small`: the heads below each other, each a square.
 function drawHeads(row, buttons, small, causal) {
+  if (!row.isConnected) return; // without a page there are no colours
   const size = small.cols;
   const css = (name) => getComputedStyle(row).getPropertyValue(name).trim();
   let [low, high] = [0, 0];

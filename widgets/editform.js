@@ -44,7 +44,7 @@ export function mountForm(el, store, add, fail) {
       amount.hidden = !AMOUNT[values.op];
       amount.placeholder = AMOUNT[values.op] ?? "";
       from.hidden = values.op !== "patch";
-      tokens.placeholder = written(positions);
+      tokens.placeholder = written(positions) || "all";
       source.placeholder = written(sources);
       heads.textContent = column?.heads ? (chosen.length ? `in head ${written(chosen)}` : "in all heads") : "";
       submit.disabled = !open.length;

@@ -47,7 +47,7 @@ export function editsHere(store, op, pos = store.selection()) {
   const heads = headsHere(store);
   const reason = refusal(store);
   if (reason) throw new Refused(reason);
-  return targets(store).open.map((hook) => ({ hook, op, pos: one(pos), enabled: true, ...(heads ? { head: one(heads) } : {}) }));
+  return targets(store).open.map((hook) => ({ hook, op, ...(pos.length ? { pos: one(pos) } : {}), enabled: true, ...(heads ? { head: one(heads) } : {}) }));
 }
 
 // Patches from the source: from the tokens chosen there, if they are chosen apart, else from the same positions.

@@ -32,9 +32,9 @@ export function fillTable(table, plot, shown, current) {
   );
 }
 
-// A row or column by its number, and by its name if it has one.
+// A row or column by its number, and by its name if it has one: "3 Mary", but "layer 3".
 export function named(label, i) {
-  return label === String(i) ? label : `${i} ${label}`;
+  return label === String(i) || label.endsWith(` ${i}`) ? label : `${i} ${label}`;
 }
 
 // "rows 3 to 14 of 30"

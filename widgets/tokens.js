@@ -83,7 +83,7 @@ function chosenWords(positions) {
   return list.length > 60 ? many : `${many}: ${list}`;
 }
 
-function textField(store, role, title, hint) {
+export function textField(store, role, title, hint) {
   const input = h("textarea", { rows: "1", placeholder: hint, "aria-label": title, spellcheck: "false", dir: "auto", class: "text" });
   function commit() {
     if (input.value === store.state[role]) return;

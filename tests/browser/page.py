@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 from playwright.sync_api import Page
@@ -32,7 +33,12 @@ ABOUT = {
     ],
     "grid": [],
 }
-MOUNT = """async ([source, css, values, dark, width]) => {
+MOUNT = """async ([source, css, given, dark, width]) => {
+    const bytes = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+    const revived = (x) => x?.base64 !== undefined ? bytes(x.base64)
+        : Array.isArray(x) ? x.map(revived)
+        : x && typeof x === "object" ? Object.fromEntries(Object.entries(x).map(([key, y]) => [key, revived(y)])) : x;
+    const values = revived(given);
     document.body.replaceChildren();
     document.body.dataset.jpThemeLight = String(!dark);
     document.body.style.cssText = `margin: 8px; background: ${dark ? "#111" : "#fff"}`;
@@ -42,13 +48,16 @@ MOUNT = """async ([source, css, values, dark, width]) => {
     document.head.replaceChildren(Object.assign(document.createElement("style"), { textContent: css }));
     const heard = {};
     window.saved = 0;
+    window.sent = [];
     window.model = {
+        heard,
         get: (name) => values[name],
         set: (name, value) => { values[name] = value; for (const fn of [...(heard[`change:${name}`] ?? [])]) fn() },
         on: (name, fn) => (heard[name] ??= []).push(fn),
         off: (name, fn) => { heard[name] = (heard[name] ?? []).filter((other) => other !== fn) },
         save_changes: () => { saved += 1 },
-        send: () => {},
+        send: (message) => sent.push(message),
+        fire: (event, ...args) => { for (const fn of [...(heard[event] ?? [])]) fn(...args) },
     };
     const el = document.createElement("div");
     el.style.width = `${width}px`;
@@ -97,3 +106,18 @@ def mount(
         "history": {"count": 0},
     }
     page.evaluate(MOUNT, [esm.join("workbench"), esm.css("workbench"), values, dark, width])
+
+
+def mount_view(page: Page, view: Any, *, dark: bool = False, width: int = 1110) -> None:
+    """Opens the page of a widget of one view on its traits as they are."""
+    traits = {key: value for key, value in view.get_state().items() if key != "layout" and key[0] != "_"}
+    page.evaluate("window.unmount?.(); window.unmount = null")
+    page.evaluate(MOUNT, [view._esm, view._css, portable(traits), dark, width])
+
+
+def portable(value: Any) -> Any:
+    if isinstance(value, memoryview):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, dict):
+        return {key: portable(each) for key, each in value.items()}
+    return [portable(each) for each in value] if isinstance(value, list) else value
