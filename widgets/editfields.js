@@ -1,12 +1,6 @@
 // The fields of an edit: what each operation takes, and the way between a typed text and the JSON of the spec.
 
-export const OPS = [
-  ["suppress", "set to zero"],
-  ["scale", "multiply by a factor"],
-  ["add", "add a value"],
-  ["set", "overwrite with a value"],
-  ["patch", "take the values of the source prompt"],
-];
+export const OPS = ["suppress", "scale", "add", "set", "patch"];
 export const AMOUNT = { scale: "factor", add: "value", set: "value" };
 export const NO_SOURCE = "There is nothing to patch from yet: type a second prompt as Source, above.";
 const MOST = 100000; // positions that one slice in a list may stand for

@@ -1,14 +1,15 @@
 // The form that adds an edit at the chosen hooks and tokens.
 
 import { h } from "./dom.js";
-import { AMOUNT, amountOf, OPS, positionsOf, Refused } from "./editfields.js";
+import { AMOUNT, amountOf, positionsOf, Refused } from "./editfields.js";
 import { editsHere, patchesHere, placeWords, refusal, targets } from "./edits.js";
+import { createOps } from "./opmenu.js";
 import { written } from "./positions.js";
 import { findHook } from "./store.js";
 
 export function mountForm(el, store, add, fail) {
   const hook = h("code", {});
-  const op = h("select", { "aria-label": "Operation", onchange: (event) => draft({ op: event.target.value }) }, ...OPS.map(([name, hint]) => h("option", { value: name, title: hint }, name)));
+  const op = createOps(store, { "aria-label": "Operation", onchange: (event) => draft({ op: event.target.value }) });
   const field = (key, label, size, hint) => h("input", { type: "text", size, "aria-label": label, title: hint, autocomplete: "off", spellcheck: "false", oninput: (event) => draft({ [key]: event.target.value }) });
   const amount = field("amount", "Factor or value", 6, "a number, or numbers separated by commas");
   const tokens = field("tokens", "Tokens", 8, "9, or 1, 4, or 3:7, or last, or all; empty: the chosen tokens");

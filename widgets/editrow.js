@@ -1,7 +1,8 @@
 // One row of the list of edits: every field of the edit, changed in place.
 
 import { h, token } from "./dom.js";
-import { AMOUNT, amountOf, headsOf, live, NO_SOURCE, one, OPS, positionsOf, Refused, withOp } from "./editfields.js";
+import { AMOUNT, amountOf, headsOf, live, NO_SOURCE, one, positionsOf, Refused, withOp } from "./editfields.js";
+import { createOps } from "./opmenu.js";
 import { written } from "./positions.js";
 import { findHook } from "./store.js";
 
@@ -47,7 +48,7 @@ export function createRow(store, i, acts) {
 
   const on = h("input", { type: "checkbox", "aria-label": `${name} enabled`, "data-key": "on", onchange: (event) => put(() => ({ ...edit, enabled: event.target.checked })) });
   const hook = h("button", { type: "button", class: "at", title: "Choose this hook and these tokens above", "data-key": "hook", onclick: look });
-  const op = h("select", { "aria-label": `op of ${name}`, "data-key": "op", onchange: (event) => put(() => withOp(edit, event.target.value, store.state.source)) }, ...OPS.map(([value, hint]) => h("option", { value, title: hint }, value)));
+  const op = createOps(store, { "aria-label": `op of ${name}`, "data-key": "op", onchange: (event) => put(() => withOp(edit, event.target.value, store.state.source)) });
 
   // A number: by slider and by keyboard. Both change the one field of the edit.
   const pace = live((value) => {

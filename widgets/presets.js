@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 import { NO_SOURCE, one, Refused } from "./editfields.js";
 import { closed, editsHere, patchesHere, placeWords, refusal } from "./edits.js";
+import { createMenu } from "./menu.js";
 import { written } from "./positions.js";
 import { findHook, hookName } from "./store.js";
 
@@ -65,33 +66,14 @@ function meanOf({ values, rows, cols }, heads, head) {
 }
 
 export function mountPresets(form, store, add, fail) {
-  const menu = h("div", { class: "menu", role: "menu", "aria-label": "Presets", hidden: true });
-  const button = h("button", { type: "button", "aria-haspopup": "menu", "aria-expanded": "false", onclick: () => (menu.hidden ? open() : shut()) }, "Presets");
-  const box = h("span", { class: "presets" }, button, menu);
-  form.append(h("span", { class: "sp" }), box);
-
-  function open() {
-    menu.replaceChildren(
-      ...PRESETS.map(([name, does, refuse, build]) => {
-        const reason = refuse(store);
-        const about = reason || does(store);
-        return h("div", { role: "menuitem", tabindex: "-1", "aria-disabled": reason ? "true" : null, onclick: () => reason || take(name, build) }, h("b", {}, name), h("small", {}, about));
-      }),
-    );
-    menu.hidden = false;
-    button.setAttribute("aria-expanded", "true");
-    menu.style.left = `${Math.max(0, Math.min(box.offsetLeft, form.clientWidth - menu.offsetWidth))}px`;
-    menu.firstChild.focus({ preventScroll: true });
-  }
-
-  function shut() {
-    menu.hidden = true;
-    button.setAttribute("aria-expanded", "false");
-  }
+  const items = () =>
+    PRESETS.map(([name, does, refuse, build]) => {
+      const off = refuse(store);
+      return { name, about: off || does(store), off, take: () => take(name, build) };
+    });
+  form.append(h("span", { class: "sp" }), createMenu("Presets", items));
 
   function take(name, build) {
-    button.focus({ preventScroll: true });
-    shut();
     fail(null);
     if (name !== MEAN) return add(build(store));
     wish = { edit: meanEdit(store), run: store.result.keys.clean };
@@ -116,28 +98,4 @@ export function mountPresets(form, store, add, fail) {
     }
   }
   store.watch((s) => [wanted(), s.result.keys?.clean], grant);
-
-  menu.addEventListener("mousedown", (event) => event.preventDefault()); // the focus stays until the click
-  box.addEventListener("focusout", (event) => {
-    if (!box.contains(event.relatedTarget)) shut();
-  });
-  box.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (menu.hidden) {
-      if (event.key !== "ArrowDown") return;
-      open();
-    } else if (event.key === "Escape") {
-      event.stopPropagation(); // it closes the menu, and nothing of the notebook's
-      button.focus({ preventScroll: true });
-      shut();
-    } else {
-      const items = [...menu.children];
-      const now = items.indexOf(document.activeElement);
-      const to = { ArrowDown: now + 1, ArrowUp: now - 1, Home: 0, End: -1 }[event.key];
-      if (to !== undefined) items.at(to % items.length).focus({ preventScroll: true });
-      else if (now >= 0 && (event.key === "Enter" || event.key === " ")) items[now].click();
-      else return;
-    }
-    event.preventDefault();
-  });
 }

@@ -1,6 +1,8 @@
 // The page of the workbench: puts the views together around one store, and keeps the keys to itself.
 
 import { h, headline, keepKeys, visible } from "./dom.js";
+import { mountExamples } from "./examples.js";
+import { mountFirst } from "./first.js";
 import { mount as mountHeatmap } from "./heatmap.js";
 import { mountHistory, mountSteps } from "./history.js";
 import { mount as mountHooks } from "./hooks.js";
@@ -11,35 +13,12 @@ import { mount as mountSpec } from "./spec.js";
 import { createStore } from "./store.js";
 import { mount as mountTokens } from "./tokens.js";
 
-const EXAMPLES = [
-  { name: "Eiffel Tower", prompt: "The Eiffel Tower is in the city of", source: "", compare: [" Paris", " London"], positions: [] },
-  {
-    name: "Mary and John",
-    prompt: "When Mary and John went to the store, Mary gave a drink to",
-    source: "When Mary and John went to the store, John gave a drink to",
-    compare: [" Mary", " John"],
-    positions: [9],
-  },
-];
-
 function mountHeader(el, store) {
   const name = h("b", {});
   const meta = h("span", { class: "meta" });
-  const examples = h(
-    "select",
-    {
-      "aria-label": "Examples",
-      onchange: (event) => {
-        const { name: _, ...example } = EXAMPLES[event.target.selectedIndex - 1];
-        event.target.selectedIndex = 0;
-        store.set({ ...example, source_positions: [], edits: [] });
-      },
-    },
-    h("option", { value: "" }, "Examples"),
-    ...EXAMPLES.map((example) => h("option", { value: example.name }, example.name)),
-  );
   const tools = h("span", { class: "steps" });
-  el.append(name, meta, tools, examples);
+  el.append(name, meta, tools);
+  mountExamples(el, store);
   store.watch(
     (s) => [s.about],
     (about) => {
@@ -72,6 +51,7 @@ export function mountWorkbench(el, store) {
     { class: "axp", role: "region", "aria-label": "Activation Explorer", tabindex: "-1" },
     section("bar"),
     section("past", "section", "History"),
+    section("first", "section", "First steps"),
     section("tokens", "section", "Prompts"),
     section("pred", "section", "Predictions"),
     h("div", { class: "main" }, section("hooks", "section", "Hooks"), section("heat", "section", "Heatmap")),
@@ -82,6 +62,7 @@ export function mountWorkbench(el, store) {
   keepKeys(root);
   el.append(root);
   const tools = mountHeader(sections.bar, store);
+  mountFirst(sections.first, store);
   const disposers = [mountTokens(sections.tokens, store)];
   mountLogits(sections.pred, store);
   disposers.push(mountHeatmap(sections.heat, store));

@@ -24,6 +24,10 @@ def opened(page: Page, about: dict[str, Any], dark: bool = False, **state: Any) 
     given["tokens"]["source"] = {"text": "".join(SOURCE), "tokens": rows if state.get("source", True) else []}
     mount(page, given)
     page.evaluate("window.seen = []; model.on('change:state', () => seen.push(model.get('state')))")
+    dark_theme(page, dark)
+
+
+def dark_theme(page: Page, dark: bool) -> None:
     if dark:
         page.evaluate(
             """() => { document.body.dataset.jpThemeLight = 'false'; document.body.style.background = '#111';

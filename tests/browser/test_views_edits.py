@@ -191,7 +191,7 @@ def test_presets_add_the_edit_they_name(page: Page, about: dict[str, Any]) -> No
     assert edits(page)[-1]["hook"] == "blocks.4.attn.o.hook_in" and len(edits(page)) == count + 1
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Escape")
-    expect(page.locator(".menu")).to_be_hidden()
+    expect(page.locator(".edits .menu")).to_be_hidden()
     assert focused(page) == "Presets"
 
 

@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from .conftest import Lab
-from .pages import add_edit, axp, choose, open_workbench, settled
+from .pages import add_edit, axp, choose, example, open_workbench, settled
 
 TAGS = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
 # The fake engine answers at once; that its numbers mean nothing is all the same to axe.
@@ -46,7 +46,7 @@ def violations(page: Page) -> list[str]:
 
 def test_axe_finds_nothing(notebook: Lab, theme: str) -> None:
     page = open_workbench(notebook, FAKE)
-    axp(page).get_by_label("Examples").select_option("Mary and John")
+    example(page, "Mary and John")
     expect(axp(page).locator(".tok.diff")).not_to_have_count(0)  # a second prompt, and where the two differ
     settled(notebook)
     choose(page, "blocks.6.attn.o.hook_in")  # the row of heads is open

@@ -1,0 +1,17 @@
+// The choice of an operation, with a tip that says what the chosen one does.
+
+import { h } from "./dom.js";
+import { OPS } from "./editfields.js";
+import { explained, tip } from "./tip.js";
+
+export function createOps(store, attributes) {
+  const words = h("div", {});
+  const op = h("select", attributes, ...OPS.map((name) => h("option", { value: name }, name)));
+  const fill = () => words.replaceChildren(...explained(op.value, store.about.words.ops[op.value]));
+  op.addEventListener("change", fill); // the keys change it under an open tip
+  tip(op, () => {
+    fill();
+    return words;
+  });
+  return op;
+}
