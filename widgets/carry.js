@@ -23,7 +23,7 @@ export function mountCarry(root, store, prompt, source) {
 
   function words() {
     const reason = refusal(store);
-    if (reason) return `Nothing to patch at ${reason}. Choose another hook; Escape cancels.`;
+    if (reason) return `Nothing can be patched here: ${reason}. Choose another hook; Escape cancels.`;
     if (over === null) return `Token ${from} of the source: drop it on the token of the prompt to patch at ${placeWords(store)}; Escape cancels.`;
     return would();
   }

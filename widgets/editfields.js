@@ -1,38 +1,13 @@
 // The fields of an edit: what each operation takes, and the way between a typed text and the JSON of the spec.
 
+import { Refused } from "./positions.js";
+
 export const OPS = ["suppress", "scale", "add", "set", "patch"];
 export const AMOUNT = { scale: "factor", add: "value", set: "value" };
 export const NO_SOURCE = "There is nothing to patch from yet: type a second prompt as Source, above.";
-const MOST = 100000; // positions that one slice in a list may stand for
-
-// A text that says no edit; its message is for the user.
-export class Refused extends Error {}
 
 export function one(list) {
   return Array.isArray(list) && list.length === 1 ? list[0] : list;
-}
-
-// Positions from "9", "1, 4", "3:7", "1, 3:7", "last" or "all"; null from an empty text.
-export function positionsOf(text, label) {
-  const trimmed = text.trim();
-  if (!trimmed) return null;
-  if (trimmed === "last" || trimmed === "all" || /^-?\d*\s*:\s*-?\d*$/.test(trimmed)) return trimmed.replaceAll(" ", "");
-  return integersOf(trimmed, `${label}: \u201c${trimmed}\u201d is not a list of positions; write 9, or 1, 4, or 3:7 (that is 3 to 6), or last, or all.`);
-}
-
-export function headsOf(text) {
-  const trimmed = text.trim();
-  if (!trimmed || trimmed === "all") return null;
-  return integersOf(trimmed, `Heads: \u201c${trimmed}\u201d is not a list of heads; write 3, or 1, 4, or 0:3 (that is 0 to 2), or all.`);
-}
-
-function integersOf(text, refusal) {
-  return text.replace(/\s*:\s*/g, ":").split(/[\s,]+/).filter(Boolean).flatMap((part) => {
-    if (/^-?\d+$/.test(part)) return [Number(part)];
-    const [from, to] = part.match(/^\d+:\d+$/) ? part.split(":").map(Number) : [0, 0];
-    if (to <= from || to - from > MOST) throw new Refused(refusal);
-    return Array.from({ length: to - from }, (_, i) => from + i);
-  });
 }
 
 export function amountOf(text, label) {

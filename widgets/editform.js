@@ -1,10 +1,10 @@
 // The form that adds an edit at the chosen hooks and tokens.
 
 import { h } from "./dom.js";
-import { AMOUNT, amountOf, positionsOf, Refused } from "./editfields.js";
-import { editsHere, patchesHere, placeWords, refusal, targets } from "./edits.js";
+import { AMOUNT, amountOf, NO_SOURCE } from "./editfields.js";
+import { editsHere, patchesHere, refusal, targets } from "./edits.js";
 import { createOps } from "./opmenu.js";
-import { written } from "./positions.js";
+import { positionsOf, Refused, written } from "./positions.js";
 import { findHook } from "./store.js";
 
 export function mountForm(el, store, add, fail) {
@@ -34,8 +34,8 @@ export function mountForm(el, store, add, fail) {
     });
 
   store.watch(
-    (s) => [s.state.form, s.state.hook, s.state.hooks, s.state.heads, s.selection(), s.selection("source"), s.about],
-    (values, name, _, chosen, positions, sources) => {
+    (s) => [s.state.form, s.state.hook, s.state.hooks, s.state.heads, s.selection(), s.selection("source"), s.state.source, s.about],
+    (values, name, _, chosen, positions, sources, text) => {
       const { column } = findHook(store.about, name) ?? {};
       const { open, skipped } = targets(store);
       const many = open.length + skipped.length > 1;
@@ -50,7 +50,9 @@ export function mountForm(el, store, add, fail) {
       heads.textContent = column?.heads ? (chosen.length ? `in head ${written(chosen)}` : "in all heads") : "";
       submit.disabled = !open.length;
       submit.textContent = open.length > 1 ? `Add to ${open.length} hooks` : "Add edit";
-      why.textContent = !open.length ? refusal(store) : skipped.length ? skippedWords(skipped) : "";
+      if (!open.length) why.textContent = `${refusal(store)}; choose another hook above`;
+      else if (values.op === "patch" && !text) why.textContent = NO_SOURCE;
+      else why.textContent = skipped.length ? skippedWords(skipped) : "";
     },
   );
 
@@ -67,8 +69,8 @@ export function mountForm(el, store, add, fail) {
 
   function build() {
     const values = store.state.form;
-    const pos = positionsOf(values.tokens, "Tokens") ?? undefined;
-    if (values.op === "patch") return patchesHere(store, pos, positionsOf(values.source_tokens, "Source tokens") ?? undefined);
+    const pos = positionsOf(values.tokens) ?? undefined;
+    if (values.op === "patch") return patchesHere(store, pos, positionsOf(values.source_tokens) ?? undefined);
     const amount = AMOUNT[values.op];
     const more = amount ? { [amount]: amountOf(values.amount, amount) } : {};
     return editsHere(store, values.op, pos).map((edit) => ({ ...edit, ...more }));

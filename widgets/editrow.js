@@ -1,9 +1,9 @@
 // One row of the list of edits: every field of the edit, changed in place.
 
 import { h, token } from "./dom.js";
-import { AMOUNT, amountOf, headsOf, live, NO_SOURCE, one, positionsOf, Refused, withOp } from "./editfields.js";
+import { AMOUNT, amountOf, live, NO_SOURCE, one, withOp } from "./editfields.js";
 import { createOps } from "./opmenu.js";
-import { written } from "./positions.js";
+import { headsOf, positionsOf, Refused, written } from "./positions.js";
 import { findHook } from "./store.js";
 
 // The row at place `i`: `show(edit, count, error)` fills it, whichever edit is there now. `acts` are the list's: change,
@@ -80,13 +80,13 @@ export function createRow(store, i, acts) {
   const vector = field("vector", "numbers", 10, "numbers separated by commas", (text) => ({ ...edit, [AMOUNT[edit.op]]: amountOf(text, AMOUNT[edit.op]) }));
 
   const places = "9, or 1, 4, or 3:7, or last; empty: ";
-  const tokens = field("tokens", "tokens", 6, `${places}all`, (text) => ({ ...edit, pos: one(positionsOf(text, "Tokens")) }));
+  const tokens = field("tokens", "tokens", 6, `${places}all`, (text) => ({ ...edit, pos: one(positionsOf(text)) }));
   const heads = field("heads", "heads", 4, "3, or 1, 4; empty: all", (text) => ({ ...edit, head: one(headsOf(text)) }));
   const source = field("source", "source", 12, "the prompt to patch from; empty: the source above", (text) => {
     if (!text && !store.state.source) throw new Refused(NO_SOURCE);
     return { ...edit, source: { prompt: text || store.state.source } };
   });
-  const sourceTokens = field("source_tokens", "source tokens", 6, `${places}the same`, (text) => ({ ...edit, source_pos: one(positionsOf(text, "Source tokens")) }));
+  const sourceTokens = field("source_tokens", "source tokens", 6, `${places}the same`, (text) => ({ ...edit, source_pos: one(positionsOf(text)) }));
   const fields = [vector, tokens, heads, source, sourceTokens];
 
   const tokenNames = h("span", {});

@@ -1,7 +1,7 @@
 // What a gesture adds: an edit at each chosen hook that can be edited, at the chosen tokens and heads.
 
-import { NO_SOURCE, one, Refused } from "./editfields.js";
-import { written } from "./positions.js";
+import { NO_SOURCE, one } from "./editfields.js";
+import { Refused, written } from "./positions.js";
 import { findHook } from "./store.js";
 
 // The chosen hooks: a whole layer or component that a header chose, else the one hook.

@@ -93,7 +93,7 @@ export function mountHistory(el, panel, store) {
     const { key } = held?.dataset ?? {};
     const typing = held?.type === "text" ? [held.value, held.selectionStart, held.selectionEnd] : null;
     list.replaceChildren(...runs.map(row));
-    if (!runs.length) list.append(h("div", { class: "empty", role: "listitem" }, "No runs yet: each prompt and each edit that runs is kept here."));
+    if (!runs.length) list.append(h("div", { class: "empty", role: "listitem" }, "No runs yet: type a prompt and press Enter. Each run is kept here, to name, compare and go back to."));
     const next = key && list.querySelector(`[data-key="${key}"]`);
     if (next && typing) {
       next.value = typing[0];

@@ -7,11 +7,12 @@ import { explained, tip } from "./tip.js";
 export function createOps(store, attributes) {
   const words = h("div", {});
   const op = h("select", attributes, ...OPS.map((name) => h("option", { value: name }, name)));
-  const fill = () => words.replaceChildren(...explained(op.value, store.about.words.ops[op.value]));
+  const fill = () => {
+    const found = store.about.words?.ops[op.value];
+    words.replaceChildren(...(found ? explained(op.value, found) : []));
+    return found && words;
+  };
   op.addEventListener("change", fill); // the keys change it under an open tip
-  tip(op, () => {
-    fill();
-    return words;
-  });
+  tip(op, fill);
   return op;
 }

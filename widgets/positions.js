@@ -1,28 +1,59 @@
-// Choosing tokens by words: positions as text and back, and text found across tokens.
+// Tokens by words: positions as text and back, and text found across tokens.
 
 import { typed, visible } from "./dom.js";
 
-export class NoPositions extends Error {}
+const TOKENS = "no token: write 9, or 1, 4, or 3:7 (that is 3 to 6), or last, or all";
+const HEADS = "no head: write 3, or 1, 4, or 0:3 (that is 0 to 2), or all";
+const WORDS = { all: [null, null], last: [-1, null] };
+const MOST = 100000; // positions that one slice in a list may stand for
 
-// "9", "1, 4", "3:7", "-2:", "last" or "all" as sorted positions; `whose` names the prompt in a refusal.
-export function parsePositions(text, count, whose) {
-  const chosen = new Set();
-  for (const part of text.replace(/\s*:\s*/g, ":").split(/[\s,]+/).filter(Boolean)) {
-    const [from, to, step] = range(part, count);
-    if (from < 0 || to > count || from >= to) throw new NoPositions(`\u201c${part}\u201d is outside the ${whose}, whose tokens are 0 to ${count - 1}.`);
-    for (let p = from; p < to; p += step) chosen.add(p);
-  }
-  return [...chosen].sort((a, b) => a - b);
+// A text that says nothing here; its message is for the user.
+export class Refused extends Error {}
+
+// A list such as "0, 2:5, last" as its parts: one place {text, at}, or a slice {text, from, to, step}, open ends null.
+function read(text, none, words) {
+  return text.replace(/\s*:\s*/g, ":").split(/[\s,]+/).filter(Boolean).map((part) => {
+    if (/^-?\d+$/.test(part)) return { text: part, at: Number(part) };
+    const found = part.match(/^(-?\d+)?:(-?\d+)?(?::0*([1-9]\d*))?$/) ?? (Object.hasOwn(words, part) && [part, ...words[part]]);
+    if (!found) throw new Refused(`\u201c${part}\u201d says ${none}.`);
+    const [, from, to, step] = found;
+    const number = (digits) => (digits === undefined || digits === null ? null : Number(digits));
+    return { text: part, from: number(from), to: number(to), step: Number(step ?? 1) };
+  });
 }
 
-function range(part, count) {
-  const at = (digits) => Number(digits) + (digits.startsWith("-") ? count : 0);
-  if (part === "all") return [0, count, 1];
-  if (part === "last") return [count - 1, count, 1];
-  if (/^-?\d+$/.test(part)) return [at(part), at(part) + 1, 1];
-  const slice = part.match(/^(-?\d+)?:(-?\d+)?(?::0*([1-9]\d*))?$/);
-  if (!slice) throw new NoPositions(`\u201c${part}\u201d says no token: write 9, or 1, 4, or 3:7 (that is 3 to 6), or last, or all.`);
-  return [at(slice[1] ?? "0"), slice[2] ? at(slice[2]) : count, Number(slice[3] ?? 1)];
+// The positions of an edit, as the spec writes them: a slice or a word alone as text, else one by one in their order;
+// null for an empty text.
+export function positionsOf(text) {
+  const parts = read(text, TOKENS, WORDS);
+  if (!parts.length) return null;
+  return parts.length === 1 && parts[0].at === undefined ? parts[0].text : parts.flatMap(listed);
+}
+
+// Heads, one by one; null for all.
+export function headsOf(text) {
+  const parts = text.trim() === "all" ? [] : read(text, HEADS, {});
+  return parts.length ? parts.flatMap(listed) : null;
+}
+
+function listed({ text, at, from, to, step }) {
+  if (at !== undefined) return [at];
+  if (text === "last") return [-1];
+  const count = to === null || to < 0 || from < 0 ? 0 : Math.ceil((to - from) / step);
+  if (count < 1 || count > MOST) throw new Refused(`\u201c${text}\u201d needs both ends here, the smaller one first, such as 3:7 (that is 3 to 6).`);
+  return Array.from({ length: count }, (_, i) => from + i * step);
+}
+
+// The tokens to choose of `count`, sorted; `whose` names their prompt in a refusal.
+export function choiceOf(text, count, whose) {
+  const place = (at) => (at < 0 ? at + count : at);
+  const chosen = new Set();
+  for (const { text: part, at, from, to, step } of read(text, TOKENS, WORDS)) {
+    const [first, end] = at !== undefined ? [place(at), place(at) + 1] : [place(from ?? 0), place(to ?? count)];
+    if (first < 0 || end > count || first >= end) throw new Refused(`\u201c${part}\u201d is outside the ${whose}, whose tokens are 0 to ${count - 1}.`);
+    for (let p = first; p < end; p += step ?? 1) chosen.add(p);
+  }
+  return [...chosen].sort((a, b) => a - b);
 }
 
 // The text that gives these positions or heads back, in their order: a source's follow the prompt's one by one.
@@ -38,7 +69,7 @@ export function written(places) {
   return parts.join(", ");
 }
 
-// Sorted positions as parsePositions reads them: "1, 3:7", or "all".
+// Sorted positions as choiceOf reads them: "1, 3:7", or "all".
 export function positionsText(positions, count) {
   return count > 2 && positions.length === count ? "all" : written(positions);
 }

@@ -1,10 +1,10 @@
 // The menu of presets: edits that are asked for again and again, at the chosen hook and tokens.
 
 import { h } from "./dom.js";
-import { NO_SOURCE, one, Refused } from "./editfields.js";
+import { NO_SOURCE, one } from "./editfields.js";
 import { closed, editsHere, patchesHere, placeWords, refusal } from "./edits.js";
 import { createMenu } from "./menu.js";
-import { written } from "./positions.js";
+import { Refused, written } from "./positions.js";
 import { findHook, hookName } from "./store.js";
 
 const MEAN = "Mean over positions";

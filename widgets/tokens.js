@@ -2,7 +2,7 @@
 
 import { mountCarry } from "./carry.js";
 import { alertLine, h, ranges } from "./dom.js";
-import { NoPositions, findText, parsePositions, positionsText } from "./positions.js";
+import { choiceOf, findText, positionsText, Refused } from "./positions.js";
 import { createStrip, scrollTogether } from "./strip.js";
 
 export function mount(el, store) {
@@ -147,10 +147,10 @@ function pickerOf(store, role, set, chosen, strip, say) {
   function commit() {
     if (field.value === positionsText(store.state[chosen], store.tokens(role).length)) return show();
     try {
-      choose(parsePositions(field.value, store.tokens(role).length, role));
+      choose(choiceOf(field.value, store.tokens(role).length, role));
       show();
     } catch (error) {
-      if (!(error instanceof NoPositions)) throw error;
+      if (!(error instanceof Refused)) throw error;
       field.setAttribute("aria-invalid", "true");
       fail(error.message);
     }

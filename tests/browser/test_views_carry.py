@@ -143,7 +143,9 @@ def test_a_token_is_picked_up_with_a_button_and_dropped_with_a_tap(page: Page, a
     assert page.evaluate("model.get('state').positions") == [5] and len(edits(page)) == 1
     button.click()
     page.evaluate("model.set('state', { ...model.get('state'), hook: 'blocks.2.attn.hook_pattern' })")
-    expect(page.locator(".carry")).to_contain_text("Nothing to patch at blocks.2.attn.hook_pattern: can be read")
+    expect(page.locator(".carry")).to_contain_text(
+        "Nothing can be patched here: blocks.2.attn.hook_pattern: can be read"
+    )
     token(page, "prompt", 4).click()
     assert len(edits(page)) == 1
     page.evaluate("model.set('tokens', { ...model.get('tokens'), source: { text: '', tokens: [] } })")
@@ -206,7 +208,10 @@ def test_a_layer_or_component_is_edited_at_all_of_its_hooks(page: Page, about: d
 
     page.get_by_role("columnheader", name="pattern of every layer").click()
     expect(page.get_by_role("button", name="Add edit")).to_be_disabled()
-    expect(form).to_contain_text("none of the chosen hooks can be edited")
+    expect(form).to_contain_text("none of the chosen hooks can be edited; choose another hook above")
+    page.evaluate("model.set('state', { ...model.get('state'), source: '', hook: 'blocks.1.hook_out', hooks: [] })")
+    page.get_by_label("Operation").select_option("patch")
+    expect(form).to_contain_text("There is nothing to patch from yet: type a second prompt as Source, above.")
 
 
 def test_chosen_heads_go_to_the_hooks_that_have_them(page: Page, about: dict[str, Any]) -> None:

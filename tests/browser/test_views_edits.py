@@ -46,6 +46,12 @@ def test_every_field_of_an_edit_is_changed_in_place(page: Page, about: dict[str,
     assert page.get_by_label("tokens of edit 1", exact=True).input_value() == "0, 2:5, -1"
     fill(page, "tokens of edit 1", " 2: 4 ")
     assert edits(page)[0]["pos"] == "2:4"
+    fill(page, "tokens of edit 1", "4, ::3, last")
+    expect(page.locator(".edit .error:visible")).to_contain_text("\u201c::3\u201d needs both ends here")
+    fill(page, "tokens of edit 1", "4, 0:3, last")
+    assert edits(page)[0]["pos"] == [4, 0, 1, 2, -1], "in the order they are written"
+    fill(page, "heads of edit 2", "last")
+    expect(page.locator(".edit .error:visible")).to_contain_text("\u201clast\u201d says no head: write 3, or 1, 4")
     fill(page, "tokens of edit 1", "")
     assert edits(page)[0] == {key: value for key, value in SUPPRESS.items() if key != "pos"}
     expect(page.get_by_label("heads of edit 1")).to_be_hidden()  # the stream has none
@@ -75,7 +81,7 @@ def test_a_text_that_is_no_edit_is_refused_at_its_row(page: Page, about: dict[st
     opened(page, about, [SUPPRESS, SCALE])
     fill(page, "tokens of edit 1", "the second")
     error = page.locator(".edit .error:visible")
-    expect(error).to_contain_text("is not a list of positions")
+    expect(error).to_contain_text("\u201cthe\u201d says no token: write 9, or 1, 4, or 3:7")
     page.get_by_label("op of edit 2").select_option("patch")
     assert error.count() == 2 and "type a second prompt as Source" in error.nth(1).inner_text()
     assert page.get_by_label("op of edit 2").input_value() == "scale"
