@@ -58,7 +58,8 @@ function causal(store) {
   return store.about.causal ?? true;
 }
 
-// What lies in the future of a token is masked: apart from a zero. Kept with its array, so that it is made once.
+// What lies in the future of a token is masked: apart from a zero. (What lies outside a layer's window comes masked, as
+// -Infinity: only the kernel knows it.) Kept with its array, so that it is made once.
 const maskedOf = new WeakMap();
 
 function masked(array) {
@@ -117,7 +118,7 @@ function drawHeads(row, buttons, small, causal) {
   const css = (name) => getComputedStyle(row).getPropertyValue(name).trim();
   let [low, high] = [0, 0];
   for (const value of small.values) {
-    if (value < low) low = value;
+    if (value < low && value !== -Infinity) low = value;
     if (value > high) high = value;
   }
   const top = Math.max(high, -low) || 1;
@@ -129,6 +130,7 @@ function drawHeads(row, buttons, small, causal) {
     for (let q = 0; q < size; q++)
       for (let k = 0; k < (causal ? q + 1 : size); k++) {
         const value = small.values[(head * size + q) * size + k];
+        if (value === -Infinity) continue;
         const share = low < 0 ? (value / top + 1) / 2 : value / top;
         const colour = 4 * Math.max(0, Math.min(255, Math.round(share * 255)));
         image.data.set(colours.subarray(colour, colour + 4), 4 * (q * size + k));

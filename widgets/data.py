@@ -44,19 +44,26 @@ def hooks_of(view: str, hook: str, session: Any) -> list[str]:
     return [point.name]
 
 
-def numbers(view: str, hooks: Sequence[str], run: Any) -> Array:
+def numbers(view: str, hooks: Sequence[str], run: Any, session: Any) -> Array:
     """What a view shows of one run.
 
-    Norms (layer, position), a hook (position, dimension), attention (head, query, key), norms of the heads of every
-    layer (layer and head, position).
+    Norms (layer, position), a hook (position, dimension), attention (head, query, key) with -inf where it is masked,
+    norms of the heads of every layer (layer and head, position).
     """
     if view == "norms":
         return np.stack([norm(run[name]) for name in hooks])
     if view == "heads":
         return np.concatenate([as_array(torch.linalg.vector_norm(run[name].float(), dim=-1).T) for name in hooks])
     if view == "attention":
-        return as_array(run[hooks[0]])
+        return masked(as_array(run[hooks[0]]), session.model.attention[session.hooks[hooks[0]].layer].window)
     return as_array(run[hooks[0]].flatten(1))
+
+
+def masked(heads: Array, window: int | None = None) -> Array:
+    """Attention (head, query, key) with -inf where a query cannot look: ahead of it, and further back than a window."""
+    position = np.arange(heads.shape[-1])
+    back = position[:, None] - position[None, :]
+    return np.where((back < 0) | (back >= (window or len(position))), np.float32(-np.inf), heads)
 
 
 def thumbnails(heads: Array) -> Array:
@@ -64,18 +71,18 @@ def thumbnails(heads: Array) -> Array:
     count, length, _ = heads.shape
     block = -(-length // THUMBNAIL)
     side = -(-length // block)
-    padded = np.zeros((count, side * block, side * block), np.float32)
-    padded[:, :length, :length] = np.nan_to_num(heads, nan=0.0, posinf=0.0, neginf=0.0)
+    padded = np.full((count, side * block, side * block), -np.inf, np.float32)  # masked, where all of a block is
+    padded[:, :length, :length] = np.nan_to_num(heads, nan=0.0, posinf=0.0, neginf=-np.inf)
     blocks = padded.reshape(count, side, block, side, block).transpose(0, 1, 3, 2, 4).reshape(count * side, side, -1)
-    at = np.abs(blocks).argmax(axis=2, keepdims=True)
+    at = np.where(np.isneginf(blocks), -1, np.abs(blocks)).argmax(axis=2, keepdims=True)
     return np.ascontiguousarray(np.take_along_axis(blocks, at, axis=2)[:, :, 0])
 
 
-def change(view: str, hooks: Sequence[str], clean: Any, patched: Any) -> Array:
+def change(view: str, hooks: Sequence[str], clean: Any, patched: Any, session: Any) -> Array:
     """What a view shows of two runs: how far the stream moved, or patched minus clean; what is masked stays masked."""
     if view == "norms":
         return np.stack([norm(patched[name].float() - clean[name].float()) for name in hooks])
-    before, after = (numbers(view, hooks, run) for run in (clean, patched))
+    before, after = (numbers(view, hooks, run, session) for run in (clean, patched))
     with np.errstate(invalid="ignore"):
         return np.where(np.isneginf(before), before, after - before)
 

@@ -8,6 +8,7 @@ import { deepest, moved, revealed, WHOLE, windowOf, zoomed } from "./view.js";
 
 const RIGHT = 6;
 const CELL = { width: 46, height: 24 }; // cells this large need no more zoom, in CSS pixels
+const MANY = 2e5; // cells
 const SLOPE = Math.SQRT1_2; // labels that do not fit side by side are turned by 45 degrees
 
 // show(plot) draws; plot: { key, values, rows, cols, rowLabel(i), colLabel(i), corner, positions: "rows"|"cols"|"both",
@@ -44,6 +45,7 @@ export function createMap(el, { onPick }) {
   let layout = null; // where the cells are on it
   let hover = null;
   let cursor = null; // the current cell; none: the selected one
+  let frame = 0; // in which it is to be drawn
   let scale = null; // range, flagged positions and widths of labels: they do not change while the map is zoomed
   const base = document.createElement("canvas"); // all but the cell under the pointer, drawn once
 
@@ -60,7 +62,11 @@ export function createMap(el, { onPick }) {
     } else if (JSON.stringify(next.selected) !== JSON.stringify(plot.selected)) cursor = null;
     if (next.values !== plot?.values) scale = null;
     plot = next;
-    draw();
+    // Of very many cells the range takes as long as the picture: one task each, so that the page answers between them.
+    if (!scale && plot.rows * plot.cols > MANY) {
+      scale = measure();
+      soon();
+    } else draw();
     say();
   }
 
@@ -80,7 +86,12 @@ export function createMap(el, { onPick }) {
     if (plot && layout) look(zoomed(view, factor, cell, plot, least()));
   }
 
-  function measure(g) {
+  function soon() {
+    if (!frame) frame = requestAnimationFrame(() => ((frame = 0), draw()));
+  }
+
+  function measure() {
+    const g = base.getContext("2d");
     const widest = (count, label) => {
       let most = 0;
       for (let i = 0, step = Math.ceil(count / 300); i < count; i += step) most = Math.max(most, g.measureText(label(i)).width);
@@ -102,10 +113,10 @@ export function createMap(el, { onPick }) {
     ratio = window.devicePixelRatio * zoomOf(box);
     const { width, height } = (size = { width: pixels.width / ratio, height: pixels.height / ratio });
     for (const surface of [canvas, base]) if (surface.width !== pixels.width || surface.height !== pixels.height) Object.assign(surface, pixels);
+    scale ??= measure();
     const g = base.getContext("2d");
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
     g.clearRect(0, 0, width, height);
-    scale ??= measure(g);
     shown = windowOf(view, plot, least());
     const left = snap(scale.rows + 8);
     layout = { left, top: snap(2), width: snap(width - RIGHT) - left };
@@ -371,7 +382,6 @@ export function createMap(el, { onPick }) {
   // The pointer: over a cell it reads, dragged it moves a zoomed map, with Ctrl (and in a pinch) the wheel zooms.
   let drag = null;
   let dragged = false;
-  let frame = 0;
   canvas.addEventListener("pointerdown", (event) => {
     dragged = false;
     if (event.button === 0 && plot && layout && view.scale > 1) drag = { x: event.clientX, y: event.clientY, row: shown.row + shown.rows / 2, col: shown.col + shown.cols / 2, id: event.pointerId };
@@ -385,7 +395,7 @@ export function createMap(el, { onPick }) {
       hover = null;
       view = moved({ ...view, row: drag.row, col: drag.col }, -down / layout.ch, -right / layout.cw, plot, least());
       canvas.style.cursor = "grabbing";
-      if (!frame) frame = requestAnimationFrame(() => ((frame = 0), draw()));
+      soon();
       return;
     }
     const cell = cellAt(event);

@@ -7,19 +7,21 @@ export function flagged(plot, tokens) {
   const out = new Set();
   if (count < 3 || !plot.flag) return out;
   const other = positions === "rows" ? cols : rows;
-  const at = positions === "rows" ? (p, o) => values[p * cols + o] : (p, o) => values[o * cols + p];
+  const [next, along] = positions === "rows" ? [cols, 1] : [1, cols]; // how far to the next position, and along one
   // One size a position and line for norms; for a hook the whole vector is one line.
   const lines = plot.flag === "vector" ? 1 : other;
   for (let line = 0; line < lines; line++) {
-    const sizes = [];
+    const [first, last] = lines > 1 ? [line, line + 1] : [0, other];
+    const sizes = new Float64Array(count);
     for (let p = 0; p < count; p++) {
       let size = 0;
-      const add = (value) => (size += Number.isFinite(value) ? value ** 2 : 0);
-      if (lines > 1) add(at(p, line));
-      else for (let o = 0; o < other; o++) add(at(p, o));
-      sizes.push(Math.sqrt(size));
+      for (let o = first; o < last; o++) {
+        const value = values[p * next + o * along];
+        if (Number.isFinite(value)) size += value * value;
+      }
+      sizes[p] = Math.sqrt(size);
     }
-    const middle = [...sizes].sort((a, b) => a - b)[count >> 1];
+    const middle = sizes.slice().sort()[count >> 1];
     sizes.forEach((size, p) => size > 5 * middle && middle > 0 && out.add(p));
   }
   tokens.forEach((token, p) => p < count && token[2] === "bos" && out.add(p));
@@ -29,21 +31,23 @@ export function flagged(plot, tokens) {
 // The range of the colours: the largest size of what is not flagged, less a far tail, which is counted as clipped.
 export function range(plot, flags) {
   const { values, rows, cols, positions, diverging } = plot;
-  const sizes = [];
-  let low = Infinity;
+  const [left, right] = [new Uint8Array(rows), new Uint8Array(cols)]; // rows and columns that are left out
+  for (const p of flags) (positions === "rows" ? left : right)[p] = 1;
   const step = Math.max(1, Math.floor((rows * cols) / 40000));
-  let top = 0;
-  for (let i = 0; i < rows * cols; i++) {
-    const value = values[i];
-    if (!Number.isFinite(value) || value === 0 || flags.has(positions === "rows" ? Math.floor(i / cols) : i % cols)) continue;
-    const size = Math.abs(value);
-    if (size > top) top = size;
-    if (value < low) low = value;
-    if (i % step === 0) sizes.push(size);
-  }
+  const sizes = new Float32Array(Math.ceil((rows * cols) / step));
+  let [count, top, low] = [0, 0, Infinity];
+  for (let r = 0, i = 0; r < rows; r++)
+    for (let c = 0; c < cols; c++, i++) {
+      const value = values[i];
+      if (!Number.isFinite(value) || value === 0 || left[r] || right[c]) continue;
+      const size = Math.abs(value);
+      if (size > top) top = size;
+      if (value < low) low = value;
+      if (i % step === 0) sizes[count++] = size;
+    }
   if (top === 0) return { low: diverging ? -1 : 0, high: 1, clipped: 0, empty: true };
-  sizes.sort((a, b) => a - b);
-  const tail = sizes[Math.floor(sizes.length * 0.995)] ?? top;
+  const sorted = sizes.subarray(0, count).sort();
+  const tail = sorted[Math.floor(count * 0.995)] ?? top;
   const high = top > 2.5 * tail ? tail : top;
   const bottom = diverging ? -high : plot.zero === false && low > 0 && low < high ? low : 0;
   let clipped = 0;

@@ -330,22 +330,22 @@ class Workbench(anywidget.AnyWidget):
 
     def _capture(self, job: Any, ask: dict[str, Any], wanted: Any) -> None:
         """Runs what `ask` needs and keeps it at hand: the clean run alone, or both in one batch."""
-        view, prompt, keys = ask["view"], wanted["prompt"], run_keys(wanted)
+        session, view, prompt, keys = self._session, ask["view"], wanted["prompt"], run_keys(wanted)
 
         def keep(of: str, array: data.Array) -> None:
             self._arrays.put(array_key(ask, of, keys), array)
 
         if view == "grid":
-            keep("clean", data.grid_norms(self._session, prompt, len(self.tokens["prompt"]["tokens"]), job.progress))
+            keep("clean", data.grid_norms(session, prompt, len(self.tokens["prompt"]["tokens"]), job.progress))
             return
-        hooks = data.hooks_of(view, ask["hook"], self._session)
+        hooks = data.hooks_of(view, ask["hook"], session)
         if ask["of"] == "clean" or not wanted["edits"]:
-            keep("clean", data.numbers(view, hooks, self._session.run(prompt, capture=hooks)))
+            keep("clean", data.numbers(view, hooks, session.run(prompt, capture=hooks), session))
             return
-        both = self._session.compare(prompt, [Edit(**edit) for _, edit in wanted["edits"]], capture=hooks)
-        keep("clean", data.numbers(view, hooks, both.clean))
-        keep("patched", data.numbers(view, hooks, both.patched))
-        keep("change", data.change(view, hooks, both.clean, both.patched))
+        both = session.compare(prompt, [Edit(**edit) for _, edit in wanted["edits"]], capture=hooks)
+        keep("clean", data.numbers(view, hooks, both.clean, session))
+        keep("patched", data.numbers(view, hooks, both.patched, session))
+        keep("change", data.change(view, hooks, both.clean, both.patched, session))
 
     def _at_hand(self, ask: dict[str, Any]) -> data.Array | None:
         keys = self._keys

@@ -92,7 +92,8 @@ def answer(page: Page, rows: list[list[float | str]]) -> None:
     """Answers the page's last ask of the heatmap with these numbers."""
     page.evaluate(
         """(rows) => { const ask = sent.filter((m) => m.type === 'data' && m.view !== 'grid').at(-1);
-        const flat = Float32Array.from(rows.flat().map((x) => x === 'nan' ? NaN : x === 'inf' ? Infinity : x));
+        const flat = Float32Array.from(rows.flat().map((x) => x === 'nan' ? NaN : x === 'inf' ? Infinity
+            : x === '-inf' ? -Infinity : x));
         const shape = [rows.length, rows[0].length];
         model.fire('msg:custom', { type: 'data', key: ask.key, error: null, shape }, [flat]) }""",
         rows,

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
+from explorer import Edit
+from explorer.engine.protocol import Attention
+from explorer.jobs import Jobs
+from explorer.session import Session
 from widgets import data
 
+from . import fake
 from . import test_views as views
 
 page, about = views.page, views.about  # the fixtures: a blank page, and what the kernel says about the model
@@ -44,8 +53,7 @@ def fill(page: Page, side: int) -> float:
     took = page.evaluate(
         """async (n) => { const ask = sent.filter((m) => m.view === 'hook').at(-1);
         const v = new Float32Array(n * n).map((_, i) => Math.sin(i));
-        window.long = []; new PerformanceObserver((l) => l.getEntries().forEach((e) => long.push(e.duration)))
-            .observe({ type: 'longtask' });
+        await new Promise((f) => setTimeout(f)); // the next is a task of its own, as a message's is
         const start = performance.now();
         model.fire('msg:custom', { type: 'data', key: ask.key, error: null, shape: [n, n] }, [v]);
         await new Promise(requestAnimationFrame); await new Promise((f) => setTimeout(f));
@@ -66,24 +74,47 @@ MOVE = """async ({ type, buttons }) => { const c = document.querySelector('canva
     c.dispatchEvent(new PointerEvent('pointerup', at(20))); c.setPointerCapture = capture; return times }"""
 
 
+@contextmanager
+def watched(page: Page, tasks: list[float]) -> Iterator[None]:
+    """The page's tasks meanwhile, in milliseconds of its thread's own time: how busy the machine is does not count."""
+    browser = page.context.browser
+    assert browser
+    browser.start_tracing(page=page, categories=["toplevel", "devtools.timeline"])
+    try:
+        yield
+    finally:
+        found = json.loads(browser.stop_tracing())["traceEvents"]
+    threads = {(e["pid"], e["tid"]) for e in found if e["name"] == "thread_name" and "RendererMain" in str(e["args"])}
+    tasks += [e.get("tdur", 0) / 1000 for e in found if "RunTask" in e["name"] and (e["pid"], e["tid"]) in threads]
+
+
 def test_a_million_cells_are_drawn_and_moved_quickly(
     page: Page, about: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     views.mount(page, views.traits(about, [f"t{i}" for i in range(1000)], tab="hook", of="clean"))
-    first = fill(page, 1000)
-    hover = page.evaluate(MOVE, {"type": "pointermove", "buttons": 0})
-    page.get_by_role("button", name="Zoom in").click()
-    before = notes(page)
-    pan = page.evaluate(MOVE, {"type": "pointermove", "buttons": 1})
-    longest = max(page.evaluate("long"), default=0)
+    page.wait_for_timeout(200)
+    tasks: list[float] = []
+    with watched(page, tasks):
+        first = fill(page, 1000)
+        hover = page.evaluate(MOVE, {"type": "pointermove", "buttons": 0})
+        page.get_by_role("button", name="Zoom in").click()
+        before = notes(page)
+        pan = page.evaluate(MOVE, {"type": "pointermove", "buttons": 1})
+        moved = notes(page)
+        # From one map that is there to another: they are told apart by their keys.
+        page.get_by_role("button", name="Patched", exact=True).click()
+        fill(page, 1000)
+        page.get_by_role("button", name="Clean", exact=True).click()
+        page.wait_for_timeout(100)
     with capsys.disabled():  # recorded in every run, CI's too
         print(
-            f"\n1,000 x 1,000 cells: drawn first in {first:.0f} ms, longest task {longest:.0f} ms; to the paint, "
-            f"medians of 20 (fastest): hover {statistics.median(hover):.0f} ({min(hover):.0f}) ms, "
-            f"pan {statistics.median(pan):.0f} ({min(pan):.0f}) ms"
+            f"\n1,000 x 1,000 cells: drawn first in {first:.0f} ms; to the paint, medians of 20 (fastest): "
+            f"hover {statistics.median(hover):.0f} ({min(hover):.0f}) ms, pan {statistics.median(pan):.0f} "
+            f"({min(pan):.0f}) ms; the longest task takes {max(tasks):.0f} ms of the thread's own time"
         )
-    assert notes(page) != before, "nothing moved"
+    assert moved != before, "nothing moved"
     assert min(hover) < 100 and min(pan) < 100  # the goal is 50; a busy machine runs this too
+    assert len(tasks) > 40 and max(tasks) < 200
 
 
 def test_zoom_by_buttons_keys_and_wheel(page: Page, about: dict[str, Any]) -> None:
@@ -201,7 +232,7 @@ def test_signs_are_seen_without_colour(page: Page, about: dict[str, Any]) -> Non
 
 def test_what_is_masked_is_no_zero(page: Page, about: dict[str, Any]) -> None:
     views.mount(page, views.traits(about, TOKENS[:3], tab="attention", of="clean"))
-    views.answer(page, [[1, 0, 0], [0, 1, 0], [0.5, 0, 0.5]])
+    views.answer(page, [[1, "-inf", "-inf"], [0, 1, "-inf"], [0.5, 0, 0.5]])
     page.locator("canvas.map").focus()
     page.keyboard.press("ArrowRight")
     assert spoken(page).endswith("2 \u2423and looks at 1 \u2423Mary: 0")
@@ -246,7 +277,7 @@ def test_all_heads_are_shown_small_and_chosen_by_click_or_arrows(page: Page, abo
 
 def test_lines_from_a_token_with_the_weights(page: Page, about: dict[str, Any]) -> None:
     views.mount(page, views.traits(about, TOKENS[:3], tab="attention", of="clean", positions=[1]))
-    views.answer(page, [[1, 0, 0], [0.25, 0.75, 0], [0.5, 0, 0.5]])
+    views.answer(page, [[1, "-inf", "-inf"], [0.25, 0.75, "-inf"], [0.5, 0, 0.5]])
     page.get_by_role("button", name="Lines").click()
     assert page.evaluate("model.get('state').lines") is True
     seen = page.get_by_role("list", name="What it looks at").get_by_role("listitem")
@@ -278,11 +309,34 @@ def test_pooling_of_a_masked_map_keeps_what_is_seen(page: Page) -> None:
     assert pooled[0] == 0.5 and pooled[1] == "masked" and pooled[4] == pytest.approx(0.1) and pooled[5] == 0.5
 
 
+def test_what_lies_outside_a_window_is_masked() -> None:
+    heads = np.full((1, 5, 5), 0.5, np.float32)
+    shown = [[not hidden for hidden in row] for row in np.isneginf(data.masked(heads, 3)[0])]
+    assert shown == [[0 <= q - k < 3 for k in range(5)] for q in range(5)]
+    assert (data.masked(heads)[0] == np.where(np.tri(5, dtype=bool), 0.5, -np.inf)).all()
+    # The workbench takes each layer's own window.
+    words = fake.tokenizer()
+    engine = fake.FakeEngine(len(words))
+    engine.model = replace(
+        engine.model, attention=tuple(Attention(0.3, window=2 if i % 2 else None) for i in range(12))
+    )
+    with Session("fake-model", "fake-model", engine, words, Jobs("fake-window")) as session:
+        for layer, hidden in ((4, 6), (5, 9)):
+            hook = f"blocks.{layer}.attn.hook_pattern"
+            runs = session.compare("abcd", [Edit("embed.hook_out", "suppress")], capture=[hook])
+            for array in (
+                data.numbers("attention", [hook], runs.patched, session),
+                data.change("attention", [hook], runs.clean, runs.patched, session),
+            ):
+                assert np.isneginf(array[0]).sum() == hidden and not np.isnan(array).any()
+
+
 def test_small_heads_keep_the_extreme_of_each_block() -> None:
     heads = np.zeros((3, 100, 100), np.float32)
     heads[1, 99, 40] = -7
     heads[2] = -np.inf  # scores that are masked
     small = data.thumbnails(heads)
     assert small.shape == (3 * 25, 25)
-    assert small[25 + 24, 10] == -7 and np.count_nonzero(small) == 1
-    assert (data.thumbnails(heads[:, :5, :5]) == np.nan_to_num(heads[:, :5, :5], neginf=0).reshape(15, 5)).all()
+    assert small[25 + 24, 10] == -7 and np.count_nonzero(small[:50]) == 1
+    assert np.isneginf(small[50:]).all()
+    assert (data.thumbnails(heads[:, :5, :5]) == heads[:, :5, :5].reshape(15, 5)).all()
