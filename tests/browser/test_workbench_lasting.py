@@ -168,3 +168,56 @@ def test_a_click_is_seen_while_a_cell_runs(notebook: Lab, capsys: pytest.Capture
         print(f"\nclick to highlight while the kernel sleeps: median {statistics.median(times[1]):.0f} ms of 20")
     settled(notebook)
     assert len(times[1]) == 20
+
+
+@pytest.mark.parametrize("mode", ["contentVisibility", "full"])
+def test_maps_are_drawn_below_the_fold_and_after_scrolling_away(notebook: Lab, mode: str) -> None:
+    """As where they are seen at once: first drawn 40 cells below the fold, and scrolled 40 cells away and back."""
+    page = notebook.page
+    cell, far = f"w = s.explore({EIFFEL!r}); w", ["# far\n" * 5] * 40
+
+    def go(at: int) -> None:
+        page.evaluate(
+            """async (at) => { const n = jupyterapp.shell.currentWidget.content;
+            n.activeCellIndex = at; await n.scrollToItem(at, 'start') }""",
+            at,
+        )
+
+    def shown() -> list[str]:
+        """Colours at 800 places. Not all pixels: a map is a pixel higher or wider by where the page puts it."""
+        settled(notebook)
+        comes_to(page, lambda: page.evaluate("document.querySelector('.axp .mapbox .empty')?.hidden"), True)
+        page.mouse.move(0, 0)
+        return list(
+            page.evaluate(
+                """() => { const c = document.querySelector('.axp canvas.map'), x = c.getContext('2d');
+                return Array.from({ length: 800 }, (_, i) => x.getImageData(c.width * (i % 40 + 0.5) / 40,
+                    c.height * (Math.floor(i / 40) + 0.5) / 20, 1, 1).data.join()) }"""
+            )
+        )
+
+    def like(colours: list[str]) -> float:
+        return sum(a == b for a, b in zip(colours, shown(), strict=True)) / 800
+
+    config = "n.notebookConfig = { ...n.notebookConfig, windowingMode: mode }"
+    usual = page.evaluate("jupyterapp.shell.currentWidget.content.notebookConfig.windowingMode")
+    page.evaluate(f"(mode) => {{ const n = jupyterapp.shell.currentWidget.content; {config} }}", mode)
+    style = page.add_style_tag(content=".axp { width: 1000px }")  # whether or not the notebook has a scrollbar
+    try:
+        notebook.run(FAKE, cell, *far, *far)
+        go(1)
+        at_once = shown()
+        assert len(set(at_once)) > 50 and like(at_once) == 1
+        notebook.run(FAKE, *far, cell, *far)
+        for at in (0, 41, 81, 41, 0, 41):
+            go(at)
+            if at == 41:
+                comes_to(page, lambda: like(at_once) > 0.95, True)
+            else:
+                expect(axp(page)).not_to_be_in_viewport()
+    finally:
+        page.evaluate(f"(mode) => {{ const n = jupyterapp.shell.currentWidget.content; {config} }}", usual)
+        style.evaluate("element => element.remove()")
+        page.wait_for_timeout(200)
+        changing = "Cannot read properties of null (reading 'observe')"  # JupyterLab's own, when the mode changes
+        notebook.console[:] = [text for text in notebook.console if text != changing]
