@@ -17,7 +17,7 @@ help:
 	@echo "make bench       cost against plain vLLM"
 	@echo "make gpu-bundle  what an offline GPU machine needs for the GPU suite: docs/gpu.md"
 	@echo "make versions    engine tests on the oldest, one between and the newest vLLM: docs/versions.md (20 GB of disk)"
-	@echo "make screenshot  docs/screenshot.png, from a real JupyterLab"
+	@echo "make screenshot  the pictures in docs/, from a real JupyterLab"
 	@echo "make clean       remove .venv, .versions and what tests and builds left (not the model cache)"
 
 setup:

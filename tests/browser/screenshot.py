@@ -2,7 +2,8 @@
 
     python -m tests.browser.screenshot [folder]
 
-writes screenshot.png and screenshot-dark.png to docs/ (or the folder).
+writes screenshot.png (the whole page), attention.png, activations.png and history.png (one view each), and each of them
+as *-dark.png, to docs/ (or the folder).
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import sync_playwright
 
 from scripts.chromium import find_chromium
 
 from .conftest import BOOT, CHROMIUM_ARGS, ROOT, Lab, start_lab, stop_lab
+from .pages import settled
 
 PROMPT = "When Mary and John went to the store, Mary gave a drink to"
 CELLS = (
@@ -39,6 +42,13 @@ STATE = {
         }
     ],
 }
+# Picture -> what is chosen for it, and the view it shows.
+PICTURES: dict[str, tuple[dict[str, Any], str]] = {
+    "screenshot": ({}, ""),
+    "attention": ({"hook": "blocks.12.attn.hook_pattern", "tab": "attention", "of": "clean"}, ".heat"),
+    "activations": ({"tab": "hook"}, ".heat"),
+    "history": ({}, ".past"),
+}
 
 
 def main(folder: Path) -> None:
@@ -53,17 +63,22 @@ def main(folder: Path) -> None:
             lab.run(BOOT)
             lab.run(*CELLS[1:])
             page.wait_for_selector(".axp .tok")
-            lab.evaluate(f"setattr(w, 'state', w.state | {STATE!r})")
-            page.wait_for_selector(".axp .edit")
-            lab.evaluate("w._session.jobs.call(lambda job: None)")
-            page.wait_for_function("() => document.querySelector('.axp .mapbox .empty').hidden")
-            for theme, name in (("Light", "screenshot.png"), ("Dark", "screenshot-dark.png")):
-                page.evaluate(
-                    f"jupyterapp.commands.execute('apputils:change-theme', {{ theme: 'JupyterLab {theme}' }})"
-                )
-                page.wait_for_timeout(1500)
-                page.screenshot(path=folder / name)
-                print(folder / name)
+            page.get_by_role("button", name="Dismiss").click()
+            for name, (chosen, view) in PICTURES.items():
+                lab.evaluate(f"setattr(w, 'state', w.state | {STATE | chosen!r})")
+                page.wait_for_selector(".axp .edit")
+                if view == ".past":
+                    page.get_by_role("button", name="History").click()
+                for theme, end in (("Light", ""), ("Dark", "-dark")):
+                    page.evaluate(
+                        f"jupyterapp.commands.execute('apputils:change-theme', {{ theme: 'JupyterLab {theme}' }})"
+                    )
+                    settled(lab)
+                    page.wait_for_function("() => document.querySelector('.axp .mapbox .empty').hidden")
+                    page.wait_for_timeout(1500)  # JupyterLab's style sheets
+                    place = page.locator(f".axp {view}") if view else page
+                    place.screenshot(path=folder / f"{name}{end}.png")
+                    print(folder / f"{name}{end}.png")
             browser.close()
         finally:
             stop_lab(process)
