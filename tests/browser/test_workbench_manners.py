@@ -64,9 +64,23 @@ def test_hostile_prompts_are_shown_as_text(notebook: Lab, prompt: str) -> None:
     choose(page, "blocks.3.hook_out")
     add_edit(page, "suppress")
     settled(notebook)
+    # the other views: tables, attention as lines, a source and its edit, the history under a name of the same text
+    patch = {"hook": "blocks.3.hook_out", "op": "patch", "pos": 0, "source": {"prompt": typed}}
+    notebook.evaluate(f"setattr(w, 'state', w.state | {{'source': {typed!r}, 'edits': [{patch!r}]}})")
+    settled(notebook)
+    notebook.evaluate(f"w.keep(w.runs[0]['id'], name={typed!r})")
+    axp(page).get_by_role("button", name="History").click()
+    table = axp(page).get_by_role("button", name=re.compile("Show as (table|map)"))
+    for view in ("Norms", "One hook", "Attention", "Lines"):
+        axp(page).get_by_role("button", name=view, exact=True).click()
+        settled(notebook)
+        if view != "Lines":
+            table.click()
+            expect(axp(page).locator(".heat table")).to_be_visible()
+            table.click()
+        no_overflow(page)
     assert page.evaluate("window.pwned") is None
     assert axp(page).locator("script, img").count() == 0
-    no_overflow(page)
 
 
 @pytest.mark.parametrize(
