@@ -42,8 +42,8 @@ export function live(send, store) {
     last = { result: store.result, at: performance.now() };
     send(next);
   };
-  // The kernel says a little later that it runs, and not at all where a number asks for no run.
-  const busy = () => store.jobs.active.some((job) => job.label === "Run") || (store.result === last.result && performance.now() - last.at < 250);
+  // The kernel says a little later that it runs, and not at all where a number asks for no run; a view alone never runs.
+  const busy = () => store.jobs && (store.jobs.active.some((job) => job.label === "Run") || (store.result === last.result && performance.now() - last.at < 250));
   const tick = () => {
     if (busy()) timer = setTimeout(tick, 20);
     else now();

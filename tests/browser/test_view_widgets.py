@@ -262,6 +262,9 @@ def test_edits_are_added_where_the_traits_say(page: Page, session: Any) -> None:
     axp(page).get_by_label("Operation").select_option("patch")
     axp(page).get_by_role("button", name="Add edit").click()
     assert trait(page, "edits")[1]["source"] == {"prompt": "A town"}
+    axp(page).get_by_label("op of edit 1").select_option("scale")
+    axp(page).get_by_label("edit 1, factor by slider").press("ArrowRight")
+    page.wait_for_function("model.get('edits')[0].factor === 1.02")
 
 
 def test_without_tokens_an_edit_is_for_all_of_them(page: Page, session: Any) -> None:
