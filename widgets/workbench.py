@@ -187,6 +187,7 @@ class Workbench(anywidget.AnyWidget):
         if self._closed or wanted != self._asked:
             return  # a newer change has already asked for other numbers
         self._keys = result["keys"]
+        self._steps.shown()
         self.result = result
         state = self.state
         if asks(state) == wanted:

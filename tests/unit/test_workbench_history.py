@@ -172,6 +172,7 @@ def test_a_number_that_the_page_sends_many_times_is_one_step(workbench: Workbenc
         from_page(workbench, edits=[scale(value), scale(1.0)])
     now[0] += 0.2
     from_page(workbench, edits=[scale(1.3), scale(2.0)])  # another number: another step
+    settle(workbench._session)
     now[0] += 5
     from_page(workbench, edits=[scale(1.3), scale(3.0)])  # long after: another step
     now[0] += 0.2
@@ -190,6 +191,33 @@ def test_a_number_that_the_page_sends_many_times_is_one_step(workbench: Workbenc
         ("change factor of edit 1", [1.3, 1.0]),
         ("add 2 edits", [1.0, 1.0]),
     ]
+
+
+def test_slow_numbers_do_not_cut_a_gesture_in_two(workbench: Workbench, monkeypatch: Any) -> None:
+    """The page sends the next value when the numbers of the one before have come."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    change(workbench, edits=[scale(1.0)])
+    settle(workbench._session)
+    tokenise = workbench._tokenise
+
+    def slow(wanted: Any) -> Any:
+        now[0] += 5
+        return tokenise(wanted)
+
+    monkeypatch.setattr(workbench, "_tokenise", slow)
+    for value in (1.1, 1.2):
+        now[0] += 0.3
+        from_page(workbench, edits=[scale(value)])
+        settle(workbench._session)
+    now[0] += 2
+    from_page(workbench, edits=[scale(1.3)])  # long after its numbers were there: another step
+    settle(workbench._session)
+    factors = []
+    while workbench.steps["undo"]:
+        factors.append([edit["factor"] for edit in workbench.state["edits"]])
+        workbench.undo()
+    assert factors == [[1.3], [1.2], [1.0]]
 
 
 def test_a_slider_is_one_step_until_it_is_let_go(workbench: Workbench, monkeypatch: Any) -> None:
