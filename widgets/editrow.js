@@ -168,6 +168,10 @@ export function createRow(store, i, acts) {
 
   return {
     el: row,
+    remove() {
+      pace.stop();
+      row.remove();
+    },
     show(now, count, message) {
       edit = now;
       wrong = message;

@@ -33,6 +33,7 @@ function noRun(store) {
 
 function at(store) {
   const positions = store.selection();
+  if (!positions.length) return "all tokens";
   return `token${positions.length === 1 ? "" : "s"} ${written(positions)}`;
 }
 
@@ -48,7 +49,8 @@ function oneHead(store) {
 
 function suppressHead(store) {
   const { hook, head } = oneHead(store);
-  return [{ hook, op: "suppress", pos: one(store.selection()), enabled: true, head }];
+  const pos = store.selection();
+  return [{ hook, op: "suppress", ...(pos.length ? { pos: one(pos) } : {}), enabled: true, head }];
 }
 
 // The mean of the rows, in the shape that `value` has at this hook: heads apart, the chosen ones alone.

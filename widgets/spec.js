@@ -30,7 +30,7 @@ export function mount(el, store, start = START) {
       copy.hidden = list.hidden = !edits.length;
       empty.hidden = Boolean(edits.length);
       const more = edits.length > rows.length;
-      while (rows.length > edits.length) rows.pop().el.remove();
+      while (rows.length > edits.length) rows.pop().remove();
       while (rows.length < edits.length) {
         rows.push(createRow(store, rows.length, acts));
         list.append(rows.at(-1).el);

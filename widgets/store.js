@@ -46,6 +46,7 @@ export function createStore(model, meant = true) {
   model.on("msg:custom", onMessage);
 
   const store = {
+    waiting: new Set(), // functions, each sends a change that waits for the numbers of the one before
     get state() {
       return model.get("state");
     },
@@ -83,6 +84,7 @@ export function createStore(model, meant = true) {
     },
     // Undo, redo and restore are the kernel's: it answers with the state.
     move(message) {
+      for (const send of [...store.waiting]) send(); // what was dragged is part of what is taken back
       later ??= [];
       model.send(message);
     },
@@ -136,6 +138,7 @@ export function createStore(model, meant = true) {
     },
     dispose() {
       watchers.clear();
+      store.waiting.clear();
       for (const name of TRAITS) model.off(`change:${name}`, changed);
       model.off("change:steps", onSteps);
       model.off("msg:custom", onMessage);

@@ -272,6 +272,11 @@ def test_without_tokens_an_edit_is_for_all_of_them(page: Page, session: Any) -> 
     axp(page).get_by_role("button", name="Add edit").click()
     assert trait(page, "edits") == [{"hook": "blocks.6.hook_out", "op": "suppress", "enabled": True}]
     expect(axp(page).locator(".list [data-key=tokens]")).to_have_attribute("placeholder", "all")
+    axp(page).get_by_role("button", name="Presets").click()
+    head = axp(page).get_by_role("menuitem", name="One head")
+    expect(head).to_contain_text("at all tokens")
+    head.click()
+    assert trait(page, "edits")[1] == {"hook": "blocks.6.attn.o.hook_in", "op": "suppress", "enabled": True, "head": 0}
 
 
 def test_what_the_model_cannot_take_is_said_at_the_edit(page: Page, session: Any) -> None:

@@ -143,6 +143,14 @@ def test_slider_and_number_are_one_field_and_wait_for_the_numbers_of_the_value_b
     page.evaluate("model.set('jobs', { active: [], last: null })")
     page.wait_for_function("model.get('state').edits[0].factor === 1.25")
     assert page.evaluate("seen.map((edits) => edits[0].factor)").count(1) == sent.count(1)
+    page.evaluate("model.set('jobs', { active: [{ label: 'Run' }], last: null })")
+    page.evaluate("model.set('steps', { undo: 'change factor of edit 1', redo: null, moves: 0 })")
+    slider = page.get_by_label("edit 1, factor by slider")
+    slider.press("ArrowRight")
+    slider.press("Control+z")  # what waits goes first, and is what is taken back
+    assert edits(page)[0]["factor"] > 1.25 and page.evaluate("sent.at(-1).type") == "undo"
+    page.evaluate("model.set('jobs', { active: [], last: null })")
+    page.evaluate("model.set('steps', { undo: null, redo: null, moves: 1 })")
     page.get_by_label("factor of edit 1").fill("-7.25")
     assert page.get_by_label("edit 1, factor by slider").get_attribute("min") == "-8"
     page.get_by_label("Remove edit 1").click()  # before it was sent: it goes to its own edit, not to the next
