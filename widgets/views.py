@@ -273,7 +273,8 @@ class SpecEditor(View, _Hooks, _Tokens):
 
     Traits that can be set, observed and linked:
         spec: `{hook: [edit, ...]}`, JSON that `session.run` takes: the edits that are switched on. While the page holds
-            an edit that the model cannot take it stays as it was, and the page says why at the edit.
+            an edit that the model cannot take it stays as it was, and the page says why at the edit. Setting it
+            sets the whole list: edits that are switched off go.
         hook, heads, positions: where the next edit goes, as in `HookPicker` and `TokenPicker`.
         tokens, source: as above.
     """
@@ -329,7 +330,7 @@ class SpecEditor(View, _Hooks, _Tokens):
         error = None
         try:
             found = self._json([Edit(**edit) for _, edit in on], len(self.tokens))
-            if change["name"] == "edits":
+            if change["name"] == "edits" or self.result["error"]:  # or the spec had stayed behind
                 self.spec = found
         except SpecError as refused:
             wrong = refused.edit_index

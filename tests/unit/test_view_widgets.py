@@ -174,6 +174,16 @@ def test_numbers_come_from_any_library() -> None:
     assert view.values[0, 0] == 0, "the map has numbers of its own"
 
 
+def test_the_spec_catches_up_when_tokens_make_an_edit_valid(session: Any) -> None:
+    editor = SpecEditor(session, tokens=["a", "b"])
+    far = {"hook": "blocks.1.hook_out", "op": "suppress", "pos": 2, "enabled": True}
+    editor.set_state({"edits": [far]})
+    assert editor.result["error"] and editor.spec == {}
+    editor.tokens = ["a", "b", "c"]
+    assert editor.result["error"] is None
+    assert editor.spec == {"blocks.1.hook_out": [{"op": "suppress", "pos": 2}]}
+
+
 def test_links_pass_a_choice_on(session: Any) -> None:
     tokens = session.tokens(PROMPT)
     picker = TokenPicker(tokens)
