@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import anywidget
 import numpy as np
 import torch
 import traitlets
@@ -19,6 +18,7 @@ from explorer.plan import Plan
 from explorer.specs import Edit, parse, to_json
 
 from . import data, esm
+from .page import Page
 from .state import DEFAULTS, enabled_edits, spec
 from .words import METRICS
 from .workbench import describe, opening, problem, token_row
@@ -31,13 +31,10 @@ class Refusal(traitlets.TraitError, ValueError):
     """What was given cannot be shown: one sentence says why."""
 
 
-class View(anywidget.AnyWidget):
+class View(Page):
     """What the views share: the state that no other trait holds, the arrays that the page draws, and a clean end."""
 
     _module: str
-    _closed = True  # until it is made: a refused one has nothing to close
-    _by_page = False  # whether the page is changing traits, not Python
-    _css = traitlets.Unicode(esm.css("workbench")).tag(sync=True)
     state = traitlets.Dict().tag(sync=True)  # how the page is looked at: plain JSON, as the workbench's
     about = traitlets.Dict().tag(sync=True)
     result = traitlets.Dict().tag(sync=True)
@@ -51,25 +48,10 @@ class View(anywidget.AnyWidget):
         self.on_msg(self._on_message)
         opened.add(self)
 
-    def close(self) -> None:
-        """Removes the widget from every page. A second close is fine."""
-        if self._closed:
-            return
-        self._closed = True
+    def _end(self) -> None:
         opened.discard(self)
         self.on_msg(self._on_message, remove=True)
         self._held = {}
-        layout = self.layout
-        super().close()
-        layout.close()  # a widget of its own, which ipywidgets would keep for ever
-
-    def set_state(self, sync_data: dict[str, Any]) -> None:
-        """What the page sends."""
-        self._by_page = True
-        try:
-            super().set_state(sync_data)
-        finally:
-            self._by_page = False
 
     def _hold(self, arrays: dict[str, data.Array]) -> None:
         """Shows other arrays, by name: 0 or a head."""

@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import anywidget
 import traitlets
 
 from explorer import Cancelled, Edit, NotFinite, SessionClosed, SpecError
 
 from . import cells, data, esm
 from .history import Runs, Steps, taken
+from .page import Page
 from .state import State, asks, complete, digest, spec
 from .words import HOOKS, METRICS, OPS
 
@@ -26,7 +26,7 @@ CLOSED = "The session is closed: boot a new one."
 MOVED = "moved"  # the state changes by undo or redo: no step of its own
 
 
-class Workbench(anywidget.AnyWidget):
+class Workbench(Page):
     """The workbench of one session. `session.explore(prompt)` makes it.
 
     `state` is all that the user chose, as plain JSON: setting it rebuilds the page, and the page writes it. `result`
@@ -35,7 +35,6 @@ class Workbench(anywidget.AnyWidget):
     """
 
     _esm = traitlets.Unicode(esm.join("workbench")).tag(sync=True)
-    _css = traitlets.Unicode(esm.css("workbench")).tag(sync=True)
 
     state = traitlets.Dict().tag(sync=True)
     about = traitlets.Dict().tag(sync=True)
@@ -59,7 +58,6 @@ class Workbench(anywidget.AnyWidget):
         self._showing = threading.RLock()
         self._closed = False
         self._opened = False
-        self._by_page = False  # whether the page is changing the state, not Python
         self._step: str | None = None  # what the step being made is called, where the state alone does not tell
         self._moves = 0  # how often undo, redo and restore were asked for: the page waits for its own
         about = describe(session)
@@ -89,19 +87,12 @@ class Workbench(anywidget.AnyWidget):
             "runs": self._runs,
         }
 
-    def close(self) -> None:
-        """Removes the page and the widget; jobs still queued are cancelled. A second close is fine."""
-        if self._closed:
-            return
-        self._closed = True
+    def _end(self) -> None:
         opened.discard(self)
-        self._cancel()
+        self._cancel()  # jobs still queued
         cells.forget(self)
         self.on_msg(self._on_message, remove=True)
         self._arrays.clear()
-        layout = self.layout
-        super().close()
-        layout.close()  # a widget of its own, which ipywidgets would keep for ever
 
     # State: a change that asks for other numbers queues one run ----------------------------------------------------
 
@@ -120,14 +111,6 @@ class Workbench(anywidget.AnyWidget):
             self._steps.record(self.state, live=self._by_page, name=self._step)
         self._refresh()
         self._show_history()
-
-    def set_state(self, sync_data: dict[str, Any]) -> None:
-        """What the page sends. It sends a number many times while it is typed or dragged; Python means each one."""
-        self._by_page = True
-        try:
-            super().set_state(sync_data)
-        finally:
-            self._by_page = False
 
     def _refresh(self) -> None:
         wanted = asks(self.state)

@@ -181,7 +181,10 @@ def notebook(lab: Lab) -> Iterator[Lab]:
     lab.console.clear()
     lab.page.evaluate("() => { kernelErrors.length = 0 }")
     yield lab
-    lab.evaluate("[w.close() for w in list(__import__('widgets.workbench').workbench.opened)]")
+    # also after a test that failed half-way: the next ones are about other things
+    for kind in ("workbench", "views"):
+        lab.evaluate(f"[w.close() for w in list(__import__('widgets.{kind}').{kind}.opened)]")
+    lab.evaluate("[vars(session._engine).pop('execute', None) and 1]")
     assert lab.errors() == []
     assert [text for text in lab.console if "favicon" not in text] == []
     assert lab.outside == []

@@ -366,6 +366,18 @@ def test_a_closed_workbench_is_silent(workbench: Workbench, made: Any) -> None:
     assert workbench not in opened
 
 
+def test_a_closed_workbench_leaves_its_boxes_and_links(workbench: Workbench) -> None:
+    other = ipywidgets.Label()
+    box, tab = ipywidgets.VBox([other, workbench]), ipywidgets.Tab([workbench])
+    link, rest = (
+        ipywidgets.jslink((workbench, "about"), (other, "value")),
+        ipywidgets.jslink((box, "_dom_classes"), (tab, "_dom_classes")),
+    )
+    workbench.close()
+    assert box.children == (other,) and tab.children == ()
+    assert link.comm is None and rest.comm is not None
+
+
 class Cell:
     """Stands in for the notebook: the cell that is being executed."""
 
