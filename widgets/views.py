@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -23,12 +25,50 @@ from .state import DEFAULTS, enabled_edits, spec
 from .words import METRICS
 from .workbench import describe, opening, problem, token_row
 
+CHECKED_AGAINST = ("tokens", "hook")
 INLINE = 2 << 20  # bytes of arrays that travel with a widget: larger ones are asked for by the page
 opened: weakref.WeakSet[View] = weakref.WeakSet()
 
 
 class Refusal(traitlets.TraitError, ValueError):
     """What was given cannot be shown: one sentence says why."""
+
+
+class Passing(threading.local):
+    """A change on its way through linked views, which get it one trait at a time.
+
+    A view that follows may hold the new hook and still the heads of the one before. To drop those at once would go back
+    along the links, against the heads that are on their way: it drops what does not fit when the change is through.
+    """
+
+    first: Any = None  # the view where the change began, which holds all of it
+
+    @contextmanager
+    def begin(self, view: Any) -> Iterator[None]:
+        if self.first is not None:
+            yield
+            return
+        self.first, self.later = view, list[Callable[[], None]]()
+        try:
+            yield
+        finally:
+            self.first = None
+            for drop in self.later:
+                drop()
+
+    def drop(self, view: Any, drop: Callable[[], None]) -> None:
+        if view is self.first:
+            drop()
+        else:
+            self.later.append(drop)
+
+
+passing = Passing()
+
+
+def drops(name: str) -> Callable[[Callable[[Any], None]], Any]:
+    """What no longer fits when the trait `name` has changed is dropped by this method."""
+    return lambda method: traitlets.observe(name)(lambda view, _: passing.drop(view, lambda: method(view)))
 
 
 class View(Page):
@@ -52,6 +92,20 @@ class View(Page):
         opened.discard(self)
         self.on_msg(self._on_message, remove=True)
         self._held = {}
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """What the page sends: first what the rest is checked against, also where links pass it on."""
+        super().set_state(dict(sorted(sync_data.items(), key=lambda item: item[0] not in CHECKED_AGAINST)))
+
+    def notify_change(self, change: Any) -> None:
+        with passing.begin(self):
+            super().notify_change(change)
+
+    @contextmanager
+    def hold_trait_notifications(self) -> Iterator[None]:
+        """Traits changed in here are checked, and told of, together at its end."""
+        with passing.begin(self), super().hold_trait_notifications():
+            yield
 
     def _hold(self, arrays: dict[str, data.Array]) -> None:
         """Shows other arrays, by name: 0 or a head."""
@@ -82,8 +136,8 @@ class _Tokens(traitlets.HasTraits):
     def _check_positions(self, proposal: Any) -> list[int]:
         return places(proposal["value"], len(self.tokens), "positions", "tokens")
 
-    @traitlets.observe("tokens")
-    def _drop_positions(self, _: Any) -> None:
+    @drops("tokens")
+    def _drop_positions(self) -> None:
         self.positions = [p for p in self.positions if p < len(self.tokens)]
 
 
@@ -102,8 +156,8 @@ class _Hooks(traitlets.HasTraits):
     def _check_heads(self, proposal: Any) -> list[int]:
         return places(proposal["value"], self._head_count, "heads", f"heads of {self.hook}")
 
-    @traitlets.observe("hook")
-    def _drop_heads(self, _: Any) -> None:
+    @drops("hook")
+    def _drop_heads(self) -> None:
         self.heads = [head for head in self.heads if head < self._head_count]
 
     @property
@@ -183,12 +237,15 @@ class Heatmap(View):
 
     @traitlets.observe("values")
     def _on_values(self, _: Any) -> None:
-        rows, columns = self.values.shape
         with self.hold_sync():
-            self.about = {"columns": [], "rows": rows}
+            self.about = {"columns": [], "rows": len(self.values)}
             self._hold({"0": self.values})
-            self.selected_rows = [row for row in self.selected_rows if row < rows]
-            self.selected_columns = [column for column in self.selected_columns if column < columns]
+
+    @drops("values")
+    def _drop_selected(self) -> None:
+        rows, columns = self.values.shape
+        self.selected_rows = [row for row in self.selected_rows if row < rows]
+        self.selected_columns = [column for column in self.selected_columns if column < columns]
 
 
 class TokenPicker(View, _Tokens):
@@ -236,8 +293,8 @@ class HookPicker(View, _Hooks):
     def _check_hooks(self, proposal: Any) -> list[str]:
         return [served(self._session, name) for name in proposal["value"]]
 
-    @traitlets.observe("hook")
-    def _drop_hooks(self, _: Any) -> None:
+    @drops("hook")
+    def _drop_hooks(self) -> None:
         if self.hook not in self.hooks:
             self.hooks = []
 
@@ -457,8 +514,11 @@ class AttentionView(View, _Tokens):
                 self.tokens = numbered(heads.shape[1])
             self.about = {"columns": columns, "causal": bool(((ahead == 0) | np.isneginf(ahead)).all())}
             self.state = {**self.state, "hook": "scores" if scores else "pattern"}
-            self.head = min(self.head, len(heads) - 1)
             self._hold({str(head): each for head, each in enumerate(heads)} | {"-1": data.thumbnails(heads)})
+
+    @drops("pattern")
+    def _drop_head(self) -> None:
+        self.head = min(self.head, len(self.pattern) - 1)
 
 
 def refuse(why: object) -> NoReturn:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
+import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -210,6 +212,57 @@ def test_links_pass_a_choice_on(session: Any) -> None:
         link.unlink()
     picker.positions = []
     assert heatmap.selected_columns == [4]
+
+
+def test_linked_pickers_follow_each_other_through_any_choices(session: Any) -> None:
+    traits = ("hook", "hooks", "heads")
+    pickers = [HookPicker(session) for _ in range(3)]
+    for left, right in itertools.pairwise(pickers):
+        for trait in traits:
+            ipywidgets.link((left, trait), (right, trait))
+    editor = SpecEditor(session)
+    ipywidgets.link((pickers[2], "heads"), (editor, "heads"))
+    ipywidgets.link((pickers[2], "hook"), (editor, "hook"))
+    rng = random.Random(5)
+    names = [point.name for point in session.hooks if point.available]
+    for _ in range(200):
+        among = rng.sample(names, rng.randint(1, 4))
+        count = session.hooks[among[0]].heads or 0
+        heads = sorted(rng.sample(range(count), rng.randint(0, count)))
+        choice = {"hook": among[0], "hooks": among if len(among) > 1 else [], "heads": heads}
+        sent = rng.sample(list(choice.items()), 3)  # a busy kernel gets the traits of several gestures in any order
+        rng.choice(pickers).set_state(dict(sent))
+        for picker in pickers:
+            assert {trait: getattr(picker, trait) for trait in traits} == choice
+        assert (editor.hook, editor.heads) == (choice["hook"], choice["heads"])
+    pickers[1].set_state({"hook": names[0], "hooks": names[:3], "heads": []})
+    pickers[0].hook = names[-1]
+    assert [(picker.hook, picker.hooks) for picker in pickers] == [(names[-1], [])] * 3
+
+
+def test_linked_views_follow_when_what_is_chosen_from_changes_too() -> None:
+    pickers = [TokenPicker(["a", "b", "c"], [2]) for _ in range(2)]
+    maps = [Heatmap(GRID, selected_columns=[2]) for _ in range(2)]
+    heads = [AttentionView(causal(3, 2), head=2) for _ in range(2)]
+    for (first, second), traits in (
+        (pickers, ("tokens", "positions")),
+        (maps, ("values", "selected_columns")),
+        (heads, ("pattern", "head")),
+    ):
+        for trait in traits:
+            if trait in ("tokens", "values", "pattern"):  # of arrays `link` cannot tell whether they are equal
+                first.observe(lambda change, to=second, name=trait: setattr(to, name, change["new"]), trait)
+            else:
+                ipywidgets.link((first, trait), (second, trait))
+    with pickers[0].hold_trait_notifications():
+        pickers[0].tokens, pickers[0].positions = ["d", "e"], [1]
+    with maps[0].hold_trait_notifications():
+        maps[0].values, maps[0].selected_columns = [[1.0, 2.0]], [1]
+    with heads[0].hold_trait_notifications():
+        heads[0].pattern, heads[0].head = causal(2, 2), 1
+    assert [picker.positions for picker in pickers] == [[1], [1]]
+    assert [heatmap.selected_columns for heatmap in maps] == [[1], [1]]
+    assert [view.head for view in heads] == [1, 1]
 
 
 def test_what_no_longer_fits_is_no_longer_chosen(session: Any) -> None:
