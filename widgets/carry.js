@@ -3,13 +3,15 @@
 
 import { h } from "./dom.js";
 import { addEdits, patchesHere, placeWords, refusal } from "./edits.js";
+import { Refused } from "./positions.js";
 
-// `prompt` and `source` are the lines of the two prompts: {strip, tools, note, say}.
+// `prompt` and `source` are the lines of the two prompts: {strip, tools, note, say, fail}.
 export function mountCarry(root, store, prompt, source) {
   const button = h("button", { type: "button", "aria-pressed": "false", title: "Patch from this token: choose a token of the prompt next. Or drag it there, or press p on it", onclick: () => (from === null ? pickUp(picked()) : putDown()) }, "patch to\u2026");
   const line = h("div", { class: "notes carry", role: "status" });
   source.tools.insertBefore(button, source.tools.lastChild);
   source.note.before(line);
+  const widget = root.closest(".axp");
   let from = null; // the source's token on its way
   let over = null; // the prompt's token that it would patch
   let aimed = false; // it was picked up, not dragged
@@ -43,7 +45,8 @@ export function mountCarry(root, store, prompt, source) {
   function take(p, to) {
     from = p;
     over = to;
-    window.addEventListener("keydown", escape, true); // ours from wherever the focus is
+    window.addEventListener("keydown", escape, true); // a drag does not need the focus here
+    widget.addEventListener("focusout", leave);
     show();
   }
 
@@ -51,6 +54,7 @@ export function mountCarry(root, store, prompt, source) {
     press = null;
     if (from === null) return;
     window.removeEventListener("keydown", escape, true);
+    widget.removeEventListener("focusout", leave);
     from = over = null;
     aimed = false;
     prompt.strip.aim(null);
@@ -63,15 +67,27 @@ export function mountCarry(root, store, prompt, source) {
       source.say(words());
       return show();
     }
-    const edits = patchesHere(store, [to]).map((edit) => ({ ...edit, source_pos: from }));
     const done = would();
-    putDown();
-    addEdits(store, edits);
-    source.say(`added: ${done}`);
+    try {
+      const edits = patchesHere(store, [to]).map((edit) => ({ ...edit, source_pos: from }));
+      putDown();
+      addEdits(store, edits);
+      source.say(`added: ${done}`);
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      putDown();
+      source.fail(error.message); // until other tokens come
+    }
+  }
+
+  // The notebook goes on with what it is told outside.
+  function leave({ relatedTarget }) {
+    if (!widget.contains(relatedTarget) && document.hasFocus()) putDown();
   }
 
   function escape(event) {
     if (event.key !== "Escape") return;
+    if (!widget.contains(event.target)) return putDown();
     event.preventDefault();
     event.stopPropagation();
     const back = from;
@@ -154,9 +170,9 @@ export function mountCarry(root, store, prompt, source) {
     putDown();
   }
 
-  // Other tokens, or another hook meanwhile.
+  // Other texts, whose tokens come later, or another hook meanwhile.
   store.watch(
-    (s) => [s.tokens("prompt"), s.tokens("source")],
+    (s) => [s.tokens("prompt"), s.tokens("source"), s.state.prompt, s.state.source],
     (prompts, sources) => {
       button.hidden = !prompts.length || !sources.length;
       putDown();

@@ -66,7 +66,7 @@ function line(grid, store, role, title, hint = null) {
       if (empty) empty.hidden = Boolean(message || tokens.length || text);
     },
   );
-  return { strip, tools, note, say };
+  return { strip, tools, note, say, fail };
 }
 
 const HOW = "Drag a source token onto one of the prompt to patch it.";

@@ -177,6 +177,53 @@ def test_a_token_is_carried_by_keys(page: Page, about: dict[str, Any]) -> None:
     assert page.evaluate("model.get('state').source_positions") == [5]
 
 
+def test_what_is_carried_is_put_down_when_a_text_changes(page: Page, about: dict[str, Any]) -> None:
+    opened(page, about)
+    carry = page.locator(".carry")
+    for change in ("prompt: 'When'", "source: 'Then'", "source: ''"):
+        token(page, "source", 5).click()
+        page.get_by_role("button", name="patch to").click()
+        expect(carry).to_contain_text("Choose its token")
+        page.evaluate(f"model.set('state', {{ ...model.get('state'), {change} }})")
+        expect(carry).to_have_text("")
+    drag(page, 6, ("prompt", 4))  # the tokens of the text that was cleared are still there
+    page.mouse.up()
+    alert = page.locator(".line").nth(1).get_by_role("alert")
+    expect(alert).to_have_text("There is nothing to patch from yet: type a second prompt as Source, above.")
+    expect(carry).to_have_text("")
+    expect(page.locator(".tok.target, .tok.carried, .carrying")).to_have_count(0)
+    assert edits(page) == []
+    page.evaluate("model.set('tokens', { ...model.get('tokens'), source: { text: '', tokens: [] } })")
+    expect(alert).to_be_hidden()
+
+
+def test_escape_is_the_notebooks_outside(page: Page, about: dict[str, Any]) -> None:
+    opened(page, about)
+    page.evaluate(
+        """window.heard = 0; document.body.append(Object.assign(document.createElement('input'), { id: 'cell' }));
+        document.addEventListener('keydown', (e) => (heard += e.key === 'Escape' && !e.defaultPrevented))"""
+    )
+    token(page, "source", 6).click()
+    page.get_by_role("button", name="patch to").click()
+    page.keyboard.press("Escape")
+    assert page.evaluate("heard") == 0, "it put down what was carried"
+    page.get_by_role("button", name="patch to").click()
+    page.get_by_label("Operation").focus()
+    expect(page.locator(".carry")).to_contain_text("Choose its token")
+    page.locator("#cell").focus()
+    expect(page.locator(".carry")).to_have_text("")
+    page.keyboard.press("Escape")
+    assert page.evaluate("heard") == 1
+    drag(page, 6, ("prompt", 4))
+    page.evaluate(
+        "document.querySelector('#cell').dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }))"
+    )
+    assert page.evaluate("heard") == 2
+    expect(page.locator(".carry")).to_have_text("")
+    page.mouse.up()
+    assert edits(page) == []
+
+
 def test_a_layer_or_component_is_edited_at_all_of_its_hooks(page: Page, about: dict[str, Any]) -> None:
     opened(page, about, positions=[1])
     page.get_by_role("columnheader", name="resid_post of every layer").click()
