@@ -62,12 +62,18 @@ export function createMap(el, { onPick }) {
     } else if (JSON.stringify(next.selected) !== JSON.stringify(plot.selected)) cursor = null;
     if (next.values !== plot?.values) scale = null;
     plot = next;
+    update();
+    say();
+  }
+
+  // Without a page there are no fonts to measure and nothing is drawn: the observer calls again.
+  function update() {
+    if (!plot || !box.isConnected || !box.clientWidth) return;
     // Of very many cells the range takes as long as the picture: one task each, so that the page answers between them.
     if (!scale && plot.rows * plot.cols > MANY) {
       scale = measure();
       soon();
     } else draw();
-    say();
   }
 
   // How few cells may fill the map.
@@ -428,7 +434,7 @@ export function createMap(el, { onPick }) {
     { passive: false },
   );
   // By the screen's pixels, where they are known: this also tells of a window moved to another screen.
-  const sized = new ResizeObserver(draw);
+  const sized = new ResizeObserver(update);
   sized.observe(box, "devicePixelContentBoxSize" in ResizeObserverEntry.prototype ? { box: "device-pixel-content-box" } : {});
   const unthemed = watchTheme(draw);
 

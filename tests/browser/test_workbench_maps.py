@@ -117,6 +117,26 @@ def test_a_million_cells_are_drawn_and_moved_quickly(
     assert len(tasks) > 40 and max(tasks) < 200
 
 
+def picture(page: Page, canvas: str = "canvas.map") -> str:
+    return str(page.evaluate("(q) => document.querySelector(q).toDataURL()", canvas))
+
+
+def test_a_large_map_that_comes_before_its_page_has_whole_labels(page: Page, about: dict[str, Any]) -> None:
+    traits = views.traits(about, [f" word{i}" for i in range(500)], tab="hook", of="clean")
+    pictures = []
+    for detached in (False, True):
+        views.mount(page, traits)
+        page.evaluate("window.main = document.querySelector('main')")
+        if detached:
+            page.evaluate("main.remove()")
+        fill(page, 500)
+        page.evaluate("document.body.append(main)")
+        page.wait_for_function("document.querySelector('canvas.map').width > 300")  # until drawn it has a size of its own
+        pictures.append(picture(page))
+        page.evaluate("dispose()")
+    assert pictures[0] == pictures[1]
+
+
 def test_zoom_by_buttons_keys_and_wheel(page: Page, about: dict[str, Any]) -> None:
     open_hook(page, about, wave(30, 200))
     tool = {name: page.get_by_role("button", name=name) for name in ("Zoom in", "Zoom out", "Show the whole map")}
