@@ -77,6 +77,13 @@ export function mountHeads(el, store) {
   el.append(row);
   let buttons = [];
   let drawn = null; // the numbers of the small ones
+  let waiting = false; // they have come before the page
+  function draw() {
+    waiting = Boolean(drawn) && !row.isConnected; // without a page there are no colours
+    if (drawn && !waiting) drawHeads(row, buttons, drawn, causal(store));
+  }
+  const sized = new ResizeObserver(() => waiting && draw());
+  sized.observe(row);
   const choose = (head) => store.set({ head });
   row.addEventListener("keydown", (event) => {
     const at = buttons.indexOf(event.target);
@@ -105,15 +112,18 @@ export function mountHeads(el, store) {
         button.setAttribute("tabindex", head === chosen ? "0" : "-1");
       });
       drawn = shown && small?.values ? small : null;
-      if (drawn) drawHeads(row, buttons, drawn, causal(store));
+      draw();
     },
   );
-  return watchTheme(() => drawn && drawHeads(row, buttons, drawn, causal(store)));
+  const unthemed = watchTheme(draw);
+  return () => {
+    sized.disconnect();
+    unthemed();
+  };
 }
 
 // `small`: the heads below each other, each a square.
 function drawHeads(row, buttons, small, causal) {
-  if (!row.isConnected) return; // without a page there are no colours
   const size = small.cols;
   const css = (name) => getComputedStyle(row).getPropertyValue(name).trim();
   let [low, high] = [0, 0];

@@ -25,7 +25,7 @@ export function mount(el, store, kinds = KINDS) {
   const about = h("small", {});
   const wait = h("div", { class: "empty", hidden: true });
   el.append(h("div", { class: "head" }, tabs.el, ways.el, about, h("span", { class: "sp" }), runs.el));
-  const unthemed = mountHeads(el, store);
+  const unmountHeads = mountHeads(el, store);
   const fail = alertLine(el);
   const map = createMap(el, { onPick: (cell) => kind().pick(store, cell) });
   const lines = createLines(el.querySelector(".mapbox"), store);
@@ -55,7 +55,7 @@ export function mount(el, store, kinds = KINDS) {
     },
   );
   return () => {
-    unthemed();
+    unmountHeads();
     map.dispose();
   };
 }

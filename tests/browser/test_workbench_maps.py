@@ -22,6 +22,7 @@ from widgets import data
 
 from . import fake
 from . import test_views as views
+from .pages import comes_to
 
 page, about = views.page, views.about  # the fixtures: a blank page, and what the kernel says about the model
 
@@ -131,7 +132,7 @@ def test_a_large_map_that_comes_before_its_page_has_whole_labels(page: Page, abo
             page.evaluate("main.remove()")
         fill(page, 500)
         page.evaluate("document.body.append(main)")
-        page.wait_for_function("document.querySelector('canvas.map').width > 300")  # until drawn it has a size of its own
+        page.wait_for_function("document.querySelector('canvas.map').width > 300")  # 300 until it is drawn
         pictures.append(picture(page))
         page.evaluate("dispose()")
     assert pictures[0] == pictures[1]
@@ -293,6 +294,17 @@ def test_all_heads_are_shown_small_and_chosen_by_click_or_arrows(page: Page, abo
     page.keyboard.press("Home")
     expect(heads.nth(0)).to_be_focused()
     assert [button.get_attribute("tabindex") for button in heads.all()] == ["0", "-1", "-1", "-1"]
+
+
+def test_small_heads_that_come_before_their_page_are_drawn_in_it(page: Page, about: dict[str, Any]) -> None:
+    views.mount(page, views.traits(about, TOKENS[:3], tab="attention", of="clean"))
+    page.evaluate("window.main = document.querySelector('main'); main.remove()")
+    views.answer(page, [[1, 0, 0], [0, 1, 0], [0.5, 0, 0.5]])
+    small(page)
+    page.evaluate("document.body.append(main)")
+    drawn = """[...document.querySelectorAll('.heads canvas')].map((c) =>
+        c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(Boolean))"""
+    comes_to(page, lambda: page.evaluate(drawn), [True] * 4)
 
 
 def test_lines_from_a_token_with_the_weights(page: Page, about: dict[str, Any]) -> None:
