@@ -56,11 +56,15 @@ class Passing(threading.local):
             for drop in self.later:
                 drop()
 
+    def follows(self, view: Any) -> bool:
+        """Whether the view changes because another one did."""
+        return self.first is not None and self.first is not view
+
     def drop(self, view: Any, drop: Callable[[], None]) -> None:
-        if view is self.first:
-            drop()
-        else:
+        if self.follows(view):
             self.later.append(drop)
+        else:
+            drop()
 
 
 passing = Passing()
@@ -439,7 +443,7 @@ class LogitCompare(View):
         two = proposal["value"]
         if len(two) != 2 or not all(text is None or isinstance(text, str) for text in two):
             refuse(f"compare takes two tokens, each a text or None, not {short(two)}")
-        if not self._by_page:  # what is typed there is answered there
+        if not self._by_page and not passing.follows(self):  # what is typed on a page is answered on the pages
             try:
                 data.difference(two, self._rows, *self._runs)
             except ValueError as error:

@@ -327,6 +327,20 @@ def test_predictions_stay_when_the_session_is_closed() -> None:
     assert LogitCompare(both.clean).result["edited"] is False
 
 
+def test_a_mistyped_token_is_answered_on_every_linked_page(session: Any) -> None:
+    found = session.run(PROMPT)
+    one, two = LogitCompare(found), LogitCompare(found)
+    ipywidgets.link((one, "compare"), (two, "compare"))
+    one.set_state({"compare": ["abc", "b"]})  # as the page does
+    for view in (one, two):
+        assert view.compare == ["abc", "b"] and view.difference is None
+        assert "'abc' is 3 tokens" in view.result["error"]["message"]
+    two.compare = ["a", "b"]
+    assert one.difference == two.difference and one.result["error"] is None
+    with pytest.raises(Refusal, match="'abc' is 3 tokens"):
+        two.compare = ["abc", "b"]
+
+
 def test_what_looks_ahead_is_shown(session: Any) -> None:
     assert AttentionView(causal(2, 4)).about["causal"]
     assert not AttentionView(torch.rand(2, 4, 4)).about["causal"]
