@@ -122,14 +122,22 @@ class Jobs:
         return self._running if threading.current_thread() is self._thread else None
 
     def submit(
-        self, fn: Callable[[Job], Any], *, slot: str | None = None, on_progress: OnProgress | None = None
+        self,
+        fn: Callable[[Job], Any],
+        *,
+        slot: str | None = None,
+        interrupt: bool = True,
+        on_progress: OnProgress | None = None,
     ) -> Job:
-        """Queue `fn(job)`. In a slot the latest job wins: it drops the one that waits and cancels the one that runs."""
+        """Queue `fn(job)`. In a slot the latest job wins: it drops the one that waits and cancels the one that runs.
+
+        Without `interrupt` the one that runs goes on to its end, and this one comes next.
+        """
         job = Job(fn, slot, on_progress)
-        self._enqueue(job)
+        self._enqueue(job, interrupt)
         return job
 
-    def _enqueue(self, job: Job) -> None:
+    def _enqueue(self, job: Job, interrupt: bool = True) -> None:
         if self.current is None:
             release_pool()  # the caller waits, or has nothing to compute for now
         dropped: list[Job] = []
@@ -139,7 +147,7 @@ class Jobs:
             if job.slot is not None:
                 dropped = [j for j in self._queue if j.slot == job.slot]
                 self._queue = deque(j for j in self._queue if j.slot != job.slot)
-                if self._running is not None and self._running.slot == job.slot:
+                if interrupt and self._running is not None and self._running.slot == job.slot:
                     self._running.cancel()
             self._queue.append(job)
             self._changed.notify()

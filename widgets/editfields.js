@@ -28,35 +28,3 @@ export function withOp(edit, op, source) {
   if (!from && !source) throw new Refused(NO_SOURCE);
   return { ...rest, op, source: from ?? { prompt: source }, source_pos };
 }
-
-// A number that is typed or dragged goes out when the numbers of the one before have come, so that they follow; the last
-// one always does. `now` sends what waits, `stop` forgets it.
-export function live(send, store) {
-  let timer = null;
-  let next;
-  let last = {}; // the result that was there when a number went out, and when that was
-  const stop = () => {
-    clearTimeout(timer);
-    timer = null;
-    store.waiting.delete(now);
-  };
-  const now = () => {
-    if (timer === null) return;
-    stop();
-    last = { result: store.result, at: performance.now() };
-    send(next);
-  };
-  // The kernel says a little later that it runs, and not at all where a number asks for no run; a view alone never runs.
-  const busy = () => store.jobs && (store.jobs.active.some((job) => job.label === "Run") || (store.result === last.result && performance.now() - last.at < 250));
-  const tick = () => {
-    if (!store.waiting.has(now)) stop(); // the page has gone
-    else if (busy()) timer = setTimeout(tick, 20);
-    else now();
-  };
-  const later = (value) => {
-    next = value;
-    store.waiting.add(now);
-    timer ??= setTimeout(tick, 20);
-  };
-  return { later, now, stop };
-}

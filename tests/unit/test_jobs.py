@@ -130,6 +130,18 @@ def test_the_latest_of_a_slot_wins(jobs):
             job.result(WAIT)
 
 
+def test_the_running_one_of_a_slot_may_go_on(jobs):
+    gate, ran = Gate(), []
+    running = jobs.submit(gate, slot="view")
+    gate.begun.wait(WAIT)
+    for i in range(3):
+        last = jobs.submit(lambda job, i=i: ran.append(i), slot="view", interrupt=False)
+    assert not running.cancelled
+    gate.open.set()
+    last.result(WAIT)
+    assert running.error is None and ran == [2]
+
+
 def test_dropped_jobs_end_at_once(jobs):
     gate, ended = Gate(), []
     jobs.submit(gate)

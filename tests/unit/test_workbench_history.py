@@ -54,6 +54,12 @@ def says(workbench: Workbench, message: dict[str, Any]) -> None:
     workbench._on_message(workbench, message, [])
 
 
+def asks(workbench: Workbench, *moves: dict[str, Any], **patch: Any) -> None:
+    """What the page sends for undo, redo and restore, with a change that it made just before."""
+    numbered = [{"id": workbench.steps["moves"] + n, **move} for n, move in enumerate(moves, 1)]
+    workbench.set_state({"moves": numbered} | ({"state": {**workbench.state, **patch}} if patch else {}))
+
+
 def gesture(state: dict[str, Any], dice: random.Random) -> dict[str, Any]:
     """What a user might do next, as a patch of the state."""
     edits = state["edits"]
@@ -150,7 +156,7 @@ def test_looking_around_is_no_step_and_costs_none(workbench: Workbench) -> None:
     workbench.undo()
     assert (workbench.state["positions"], workbench.state["hook"]) == ([2], HOOKS[2]), "as last seen there"
     change(workbench, source="a new branch")
-    assert workbench.steps == {"undo": "change the source", "redo": None, "moves": 3}
+    assert workbench.steps == {"undo": "change the source", "redo": None, "moves": 0}
 
 
 def test_no_step_changes_how_large_the_page_is(workbench: Workbench) -> None:
@@ -193,33 +199,6 @@ def test_a_number_that_the_page_sends_many_times_is_one_step(workbench: Workbenc
     ]
 
 
-def test_slow_numbers_do_not_cut_a_gesture_in_two(workbench: Workbench, monkeypatch: Any) -> None:
-    """The page sends the next value when the numbers of the one before have come."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    change(workbench, edits=[scale(1.0)])
-    settle(workbench._session)
-    tokenise = workbench._tokenise
-
-    def slow(wanted: Any) -> Any:
-        now[0] += 5
-        return tokenise(wanted)
-
-    monkeypatch.setattr(workbench, "_tokenise", slow)
-    for value in (1.1, 1.2):
-        now[0] += 0.3
-        from_page(workbench, edits=[scale(value)])
-        settle(workbench._session)
-    now[0] += 2
-    from_page(workbench, edits=[scale(1.3)])  # long after its numbers were there: another step
-    settle(workbench._session)
-    factors = []
-    while workbench.steps["undo"]:
-        factors.append([edit["factor"] for edit in workbench.state["edits"]])
-        workbench.undo()
-    assert factors == [[1.3], [1.2], [1.0]]
-
-
 def test_a_slider_is_one_step_until_it_is_let_go(workbench: Workbench, monkeypatch: Any) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -255,16 +234,24 @@ def test_steps_have_names() -> None:
     assert name({}, {"compare": ["a", None]}) == "compare other tokens"
 
 
-def test_the_page_takes_back_by_message_and_is_always_answered(workbench: Workbench) -> None:
+def test_what_the_page_takes_back_is_always_answered(workbench: Workbench) -> None:
     change(workbench, source="x")
-    says(workbench, {"type": "undo"})
+    asks(workbench, {"type": "undo"})
     assert workbench.state["source"] == ""
-    says(workbench, {"type": "redo"})
+    asks(workbench, {"type": "redo"})
     assert workbench.state["source"] == "x"
     for kind in ("redo", "restore"):  # there is none: said all the same, for the page waits
         moves = workbench.steps["moves"]
-        says(workbench, {"type": kind, "run": 99})
+        asks(workbench, {"type": kind, "run": 99})
         assert workbench.steps["moves"] == moves + 1
+
+
+def test_what_the_page_takes_back_is_the_change_it_sent_before(workbench: Workbench) -> None:
+    change(workbench, source="x")
+    asks(workbench, {"type": "undo"}, {"type": "undo"}, {"type": "redo"}, source="y")
+    assert workbench.state["source"] == "x" and workbench.steps["redo"] == "change the source"
+    workbench.set_state({"moves": workbench.moves})  # sent again: made already
+    assert workbench.state["source"] == "x"
 
 
 def test_each_run_is_kept_once(workbench: Workbench, session: Any) -> None:
@@ -318,7 +305,7 @@ def test_a_run_is_restored_in_one_step(workbench: Workbench, session: Any) -> No
     change(workbench, prompt="another", positions=[], edits=[], source="x")
     settle(session)
     before = workbench.state
-    says(workbench, {"type": "restore", "run": run["id"]})
+    asks(workbench, {"type": "restore", "run": run["id"]})
     assert workbench.steps["undo"] == "restore halved"
     assert (workbench.state["prompt"], workbench.state["edits"]) == (PROMPT, [scale(0.5)])
     assert workbench.state["positions"] == [1]
