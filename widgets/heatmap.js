@@ -27,10 +27,11 @@ export function mount(el, store, kinds = KINDS) {
   el.append(h("div", { class: "head" }, tabs.el, ways.el, about, h("span", { class: "sp" }), runs.el));
   const unmountHeads = mountHeads(el, store);
   const fail = alertLine(el);
-  const map = createMap(el, { onPick: (cell) => kind().pick(store, cell) });
+  const map = createMap(el, { onPick: (cell) => kind().pick(store, cell), onLook: (patch) => store.set(patch) });
   const lines = createLines(el.querySelector(".mapbox"), store);
   el.querySelector(".mapbox").append(wait);
 
+  store.watch((s) => [s.state.zoom, s.state.table], map.follow);
   store.watch(
     (s) => [s.state.tab, shownRun(s), s.state.hook, shownHead(s), s.result, s.data(asked(s)), s.tokens(), s.state.positions, s.state.heads, s.state.edits, asLines(s), kind().also?.(s)],
     (tab, of, hook, head, result, array) => {

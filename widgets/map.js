@@ -14,7 +14,8 @@ const SLOPE = Math.SQRT1_2; // labels that do not fit side by side are turned by
 // show(plot) draws; plot: { key, values, rows, cols, rowLabel(i), colLabel(i), corner, positions: "rows"|"cols"|"both",
 // diverging, flag: "line"|"vector"|false, unit, tokens, selected: {row, col}, edited: [{row, col}], say(row, col), masked,
 // label }. The number of a row or column is written beside a label that is not the number itself.
-export function createMap(el, { onPick }) {
+// onLook({zoom}) and onLook({table}) keep how the map is looked at; follow(zoom, table) looks at it so.
+export function createMap(el, { onPick, onLook }) {
   // "application": the arrow keys are for the map, and not for a screen reader's own cursor.
   const canvas = h("canvas", { class: "map", tabindex: "0", role: "application", "aria-roledescription": "heatmap" });
   const readout = h("span", { class: "readout" });
@@ -39,6 +40,7 @@ export function createMap(el, { onPick }) {
 
   let plot = null;
   let view = WHOLE;
+  let kept = {}; // how far which map is zoomed: {map, ...view}, or none
   let shown = null; // the cells in sight: { row, col, rows, cols }
   let size = { width: 0, height: 0 }; // of the canvas, in CSS pixels
   let ratio = 1; // pixels of the screen for one of CSS
@@ -57,7 +59,7 @@ export function createMap(el, { onPick }) {
 
   function show(next) {
     if (next.key !== plot?.key) {
-      view = WHOLE;
+      view = keptOf(next.key);
       hover = cursor = scale = null;
     } else if (JSON.stringify(next.selected) !== JSON.stringify(plot.selected)) cursor = null;
     if (next.values !== plot?.values) scale = null;
@@ -81,11 +83,34 @@ export function createMap(el, { onPick }) {
     return { rows: Math.min(plot.rows, Math.ceil(size.height / CELL.height)), cols: Math.min(plot.cols, Math.ceil(size.width / CELL.width)) };
   }
 
+  const keptOf = (key) => (kept.map === key ? { scale: kept.scale, row: kept.row, col: kept.col } : WHOLE);
+
   function look(next) {
     if (!plot) return;
     view = next;
     draw();
     say();
+    keep();
+  }
+
+  function keep() {
+    onLook({ zoom: view.scale > 1 ? { map: plot.key, ...view } : {} });
+  }
+
+  function follow(zoom, table) {
+    kept = zoom;
+    const next = plot && keptOf(plot.key);
+    if (next && ["scale", "row", "col"].some((name) => next[name] !== view[name])) {
+      view = next;
+      draw();
+      say();
+    }
+    if (table !== sheet.hidden) return;
+    sheet.hidden = !table;
+    canvas.hidden = table;
+    tools.table.setAttribute("aria-expanded", String(table));
+    tools.table.textContent = table ? "Show as map" : "Show as table";
+    if (plot) draw();
   }
 
   function zoom(factor, cell = current() ?? { row: shown.row + shown.rows / 2 - 0.5, col: shown.col + shown.cols / 2 - 0.5 }) {
@@ -334,12 +359,8 @@ export function createMap(el, { onPick }) {
   }
 
   function tabulate(open) {
-    sheet.hidden = !open;
-    canvas.hidden = open;
-    tools.table.setAttribute("aria-expanded", String(open));
-    tools.table.textContent = open ? "Show as map" : "Show as table";
-    if (plot) draw();
-    if (open) sheet.focus({ preventScroll: true });
+    onLook({ table: open });
+    (open ? sheet : tools.table).focus({ preventScroll: true });
   }
 
   const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-10, 0], PageDown: [10, 0], Home: [0, -1e9], End: [0, 1e9] };
@@ -382,7 +403,6 @@ export function createMap(el, { onPick }) {
     if (event.key !== "Escape" || sheet.hidden) return;
     event.stopPropagation(); // it has closed something, and shall not also leave the cell
     tabulate(false);
-    tools.table.focus({ preventScroll: true });
   });
 
   // The pointer: over a cell it reads, dragged it moves a zoomed map, with Ctrl (and in a pinch) the wheel zooms.
@@ -411,7 +431,11 @@ export function createMap(el, { onPick }) {
     if (plot && layout) drawPointed();
     say();
   });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => (drag = null));
+  for (const end of ["pointerup", "pointercancel"])
+    canvas.addEventListener(end, () => {
+      if (drag && dragged) keep();
+      drag = null;
+    });
   canvas.addEventListener("pointerleave", () => {
     hover = null;
     if (plot && layout) drawPointed();
@@ -440,6 +464,7 @@ export function createMap(el, { onPick }) {
 
   return {
     show,
+    follow,
     clear() {
       plot = layout = null;
       const g = canvas.getContext("2d");

@@ -13,6 +13,7 @@ State = dict[str, Any]
 TABS = ("norms", "hook", "attention")
 RUNS = ("clean", "patched", "change")
 GRIDS = ("components", "heads")
+PLACE = ("scale", "row", "col")
 
 # The whole page follows from these fields. The page and Python write them; results never do.
 DEFAULTS: State = {
@@ -30,6 +31,8 @@ DEFAULTS: State = {
     "of": "patched",  # which run the heatmap shows
     "head": 0,  # the attention head shown
     "lines": False,  # attention as lines from the selected token, not as a map
+    "zoom": {},  # of one map, by the page's name for it: {"map", "scale", "row", "col"}; empty: all maps are whole
+    "table": False,  # the map as a table of numbers
     "projector": False,  # one and a half times as large, for a room
     "form": {"op": "suppress", "amount": "", "tokens": "", "source_tokens": ""},  # empty texts follow the selection
 }
@@ -59,6 +62,13 @@ def complete(raw: Mapping[str, Any]) -> State:
     for key, allowed in (("tab", TABS), ("of", RUNS), ("grid", GRIDS)):
         if state[key] not in allowed:
             raise ValueError(f"workbench.state[{key!r}] must be one of {', '.join(allowed)}, not {state[key]!r}")
+    zoom = state["zoom"]
+    if zoom and not (
+        set(zoom) == {"map", *PLACE}
+        and isinstance(zoom["map"], str)
+        and all(type(zoom[key]) in (int, float) and abs(zoom[key]) < 1e9 for key in PLACE)
+    ):
+        raise ValueError(f"workbench.state['zoom'] must be empty or hold map, scale, row and col, not {zoom!r}")
     state["form"] = DEFAULTS["form"] | state["form"]
     for edit in state["edits"]:
         if not isinstance(edit, dict) or not isinstance(edit.get("hook"), str) or not isinstance(edit.get("op"), str):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from widgets.state import PLACE
+
 edits = st.fixed_dictionaries(
     {
         "hook": st.sampled_from(["blocks.1.hook_out", "blocks.2.attn.o.hook_in"]),
@@ -30,6 +32,9 @@ states = st.fixed_dictionaries(
         "tab": st.sampled_from(["norms", "hook", "attention"]),
         "of": st.sampled_from(["clean", "patched", "change"]),
         "head": st.integers(0, 3),
+        "zoom": st.just({})
+        | st.fixed_dictionaries({"map": st.text(max_size=4)} | dict.fromkeys(PLACE, st.floats(0, 9))),
+        "table": st.booleans(),
         "projector": st.booleans(),
     },
 )

@@ -22,7 +22,8 @@ from widgets import data
 
 from . import fake
 from . import test_views as views
-from .pages import comes_to
+from .conftest import Lab
+from .pages import axp, comes_to, open_workbench, settled
 
 page, about = views.page, views.about  # the fixtures: a blank page, and what the kernel says about the model
 
@@ -194,6 +195,72 @@ def test_a_drag_moves_a_zoomed_map_and_chooses_nothing(page: Page, about: dict[s
     assert page.evaluate("model.get('state').positions") == []
     page.mouse.click(x, y)
     assert page.evaluate("model.get('state').positions") != []
+
+
+def test_zoom_and_table_come_back_with_the_state(page: Page, about: dict[str, Any]) -> None:
+    rows = wave(30, 200)
+    open_hook(page, about, rows)
+    page.get_by_role("button", name="Zoom in").click()
+    box = page.locator("canvas.map").bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 100, box["y"] + 100, steps=4)
+    page.mouse.up()
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(50)
+    says, looks, zoom = notes(page), picture(page), page.evaluate("model.get('state').zoom")
+    assert "Shown:" in says
+
+    def again(**state: Any) -> None:
+        page.evaluate("dispose()")
+        open_hook(page, about, rows, **state)
+
+    again(zoom=zoom)
+    assert (notes(page), picture(page)) == (says, looks)
+    page.evaluate("model.set('state', { ...model.get('state'), zoom: {} })")
+    assert "Shown:" not in notes(page), "what another view of the page zooms is zoomed here"
+    page.get_by_role("button", name="Show as table").click()
+    assert page.evaluate("model.get('state').table")
+    again(table=True)
+    expect(page.locator("table.numbers")).to_be_visible()
+    expect(page.get_by_role("button", name="Show as map")).to_have_attribute("aria-expanded", "true")
+    again(zoom={**zoom, "map": "another"})
+    assert "Shown:" not in notes(page) and page.locator("canvas.map").is_visible()
+
+
+def test_zoom_and_table_outlive_a_reload_without_a_run(notebook: Lab) -> None:
+    page = open_workbench(notebook, "w = session.explore('one two three four ' * 10); w")
+    heat = axp(page).locator(".heat")
+
+    def says() -> str:
+        return heat.locator(".notes").last.inner_text()
+
+    def reloaded() -> None:
+        settled(notebook)
+        before = says()
+        page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+        page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+        jobs = notebook.evaluate("w._submitted")
+        notebook.open()
+        expect(axp(page)).to_be_visible()
+        comes_to(page, says, before)
+        assert notebook.evaluate("w._submitted") == jobs
+
+    settled(notebook)
+    heat.get_by_role("button", name="Zoom in").click()
+    expect(heat.locator(".notes").last).to_contain_text("Shown:")
+    reloaded()
+    heat.get_by_role("button", name="Attention").click()
+    settled(notebook)
+    heat.get_by_role("button", name="Zoom in").click()
+    heat.get_by_role("button", name="Zoom in").click()
+    expect(heat.locator(".notes").last).to_contain_text("Shown:")
+    heat.get_by_role("button", name="Show as table").click()
+    expect(heat.locator("table.numbers")).to_be_visible()
+    reloaded()
+    expect(heat.locator("table.numbers")).to_be_visible()
+    assert notebook.evaluate("[w.steps['undo'], len(w.runs)]") == [None, 1]
 
 
 def test_the_map_is_shown_as_a_table(page: Page, about: dict[str, Any]) -> None:

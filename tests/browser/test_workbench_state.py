@@ -154,10 +154,12 @@ def test_changes_of_the_view_alone_run_nothing(workbench: Workbench, made: Any) 
         {"head": 2},
         {"of": "change"},
         {"heads": [1]},
+        {"zoom": {"map": "norms", "scale": 2, "row": 1, "col": 1.5}},
+        {"table": True},
     ):
         workbench.state = {**workbench.state, **patch}
     settle(workbench._session)
-    assert made[1].calls == calls
+    assert made[1].calls == calls and workbench.steps["undo"] is None
     assert workbench.result is result
 
 
