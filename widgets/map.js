@@ -113,7 +113,9 @@ export function createMap(el, { onPick, onLook }) {
     if (plot) draw();
   }
 
-  function zoom(factor, cell = current() ?? { row: shown.row + shown.rows / 2 - 0.5, col: shown.col + shown.cols / 2 - 0.5 }) {
+  const middle = () => ({ row: shown.row + shown.rows / 2 - 0.5, col: shown.col + shown.cols / 2 - 0.5 });
+
+  function zoom(factor, cell = current() ?? middle()) {
     if (plot && layout) look(zoomed(view, factor, cell, plot, least()));
   }
 
@@ -332,7 +334,7 @@ export function createMap(el, { onPick, onLook }) {
     notes.textContent = parts.filter(Boolean).join(" ");
     // Not disabled: what is focused would lose the focus.
     for (const [tool, idle] of [[tools.in, !zoomable], [tools.out, view.scale === 1], [tools.all, view.scale === 1]]) tool.setAttribute("aria-disabled", String(idle));
-    canvas.style.touchAction = view.scale > 1 ? "none" : "auto";
+    canvas.style.touchAction = view.scale > 1 ? "none" : "pan-x pan-y"; // two fingers are the map's, one scrolls the page
   }
 
   function cellAt(event) {
@@ -405,14 +407,33 @@ export function createMap(el, { onPick, onLook }) {
     tabulate(false);
   });
 
-  // The pointer: over a cell it reads, dragged it moves a zoomed map, with Ctrl (and in a pinch) the wheel zooms.
+  // The pointer: over a cell it reads, dragged it moves a zoomed map, with Ctrl (and in a pinch of a touchpad) the wheel
+  // zooms. Two fingers on the screen zoom too, around the cell between them.
+  const fingers = new Map(); // id -> their last event
+  const apart = ([a, b]) => Math.max(1, Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY));
+  let pinch = null; // as it began
   let drag = null;
   let dragged = false;
   canvas.addEventListener("pointerdown", (event) => {
     dragged = false;
+    if (event.pointerType === "touch") fingers.set(event.pointerId, event);
+    if (fingers.size === 2 && plot && layout) {
+      const [a, b] = fingers.values();
+      const cell = cellAt({ clientX: (a.clientX + b.clientX) / 2, clientY: (a.clientY + b.clientY) / 2 }) ?? middle();
+      pinch = { view, cell, apart: apart([a, b]) };
+      drag = hover = null;
+      return;
+    }
     if (event.button === 0 && plot && layout && view.scale > 1) drag = { x: event.clientX, y: event.clientY, row: shown.row + shown.rows / 2, col: shown.col + shown.cols / 2, id: event.pointerId };
   });
   canvas.addEventListener("pointermove", (event) => {
+    if (fingers.has(event.pointerId)) fingers.set(event.pointerId, event);
+    if (pinch) {
+      dragged = true;
+      view = zoomed(pinch.view, apart([...fingers.values()]) / pinch.apart, pinch.cell, plot, least());
+      soon();
+      return;
+    }
     if (drag) {
       const [right, down] = [event.clientX - drag.x, event.clientY - drag.y].map((by) => by / zoomOf(canvas));
       if (!dragged && Math.hypot(right, down) < 4) return;
@@ -432,9 +453,10 @@ export function createMap(el, { onPick, onLook }) {
     say();
   });
   for (const end of ["pointerup", "pointercancel"])
-    canvas.addEventListener(end, () => {
-      if (drag && dragged) keep();
-      drag = null;
+    canvas.addEventListener(end, ({ pointerId }) => {
+      fingers.delete(pointerId);
+      if ((drag || pinch) && dragged) keep();
+      drag = pinch = null;
     });
   canvas.addEventListener("pointerleave", () => {
     hover = null;
@@ -466,7 +488,7 @@ export function createMap(el, { onPick, onLook }) {
     show,
     follow,
     clear() {
-      plot = layout = null;
+      plot = layout = drag = pinch = null;
       const g = canvas.getContext("2d");
       g.setTransform(1, 0, 0, 1, 0, 0);
       g.clearRect(0, 0, canvas.width, canvas.height);

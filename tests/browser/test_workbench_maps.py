@@ -197,6 +197,39 @@ def test_a_drag_moves_a_zoomed_map_and_chooses_nothing(page: Page, about: dict[s
     assert page.evaluate("model.get('state').positions") != []
 
 
+def test_two_fingers_zoom_the_map_and_one_is_left_to_the_page(page: Page, about: dict[str, Any]) -> None:
+    open_hook(page, about, wave(30, 200))
+    canvas = page.locator("canvas.map")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    chrome = page.context.new_cdp_session(page)
+    chrome.send("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
+
+    def touch(kind: str, *across: float) -> None:
+        points = [{"x": x + by, "y": y, "id": i} for i, by in enumerate(across)]
+        chrome.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    def pinch(*reaches: float) -> None:
+        touch("touchStart", reaches[0])
+        touch("touchStart", reaches[0], -reaches[0])
+        for reach in reaches[1:]:
+            touch("touchMove", reach, -reach)
+        touch("touchEnd")
+        page.wait_for_timeout(50)
+
+    assert canvas.evaluate("(e) => getComputedStyle(e).touchAction") == "pan-x pan-y"
+    pinch(40, 60, 90, 120)
+    zoom = page.evaluate("model.get('state').zoom")
+    assert zoom["scale"] == pytest.approx(3, rel=0.1)
+    found = re.search(r"columns (\d+) to (\d+) of 200", notes(page))
+    assert found and int(found[1]) < 100 < int(found[2]), "around the cell between the fingers"
+    assert page.evaluate("[visualViewport.scale, model.get('state').positions]") == [1, []]
+    pinch(120, 80, 20)
+    assert page.evaluate("model.get('state').zoom") == {} and "Shown:" not in notes(page)
+
+
 def test_zoom_and_table_come_back_with_the_state(page: Page, about: dict[str, Any]) -> None:
     rows = wave(30, 200)
     open_hook(page, about, rows)
