@@ -10,7 +10,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";$', re.M)
-_COMMENT = re.compile(r"^ *//.*\n", re.M)  # a whole line of it: every page would be sent them
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|class)\s+(\w+))", re.M)
 
 
@@ -28,7 +27,7 @@ def join(entry: str, folder: Path = HERE) -> str:
         if name in seen:
             return
         seen.add(name)
-        source = _COMMENT.sub("", (folder / f"{name}.js").read_text(encoding="utf-8"))
+        source = _without_comments(f"{name}.js", (folder / f"{name}.js").read_text(encoding="utf-8"))
         for match in _IMPORT.finditer(source):
             add(match[2])
         names = _EXPORT.findall(source)
@@ -45,6 +44,18 @@ def join(entry: str, folder: Path = HERE) -> str:
 
     add(entry)
     return "\n".join(parts)
+
+
+def _without_comments(file: str, source: str) -> str:
+    """Without the lines that are comments as a whole: every page would be sent them."""
+    kept, template = [], False
+    for number, line in enumerate(source.splitlines(keepends=True), 1):
+        if not line.lstrip().startswith("//"):
+            template ^= line.replace("\\`", "").count("`") % 2 == 1
+            kept.append(line)
+        elif template:
+            raise ValueError(f"{file}, line {number}: in a template a line cannot begin with //: {line.strip()[:60]!r}")
+    return "".join(kept)
 
 
 def css(name: str, folder: Path = HERE) -> str:

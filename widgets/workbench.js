@@ -43,7 +43,7 @@ function mountSpoken(el, store) {
   );
 }
 
-export function mountWorkbench(el, store) {
+function mountWorkbench(el, store) {
   const sections = {};
   const section = (name, tag = "div", label = null) => (sections[name] = h(tag, { class: name, "aria-label": label }));
   const root = h(

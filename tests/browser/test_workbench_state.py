@@ -525,6 +525,15 @@ def test_joining_refuses_what_it_does_not_understand(tmp_path: Any) -> None:
         esm.join("a", tmp_path)
 
 
+def test_joining_drops_comments_but_no_text(tmp_path: Any) -> None:
+    file = tmp_path / "a.js"
+    file.write_text("// a ` in a comment\nconst a = `one\n  two \\` ${`three`}`;\n  // more\nconst b = `x`;\n")
+    assert esm.join("a", tmp_path) == "// a.js\nconst a = `one\n  two \\` ${`three`}`;\nconst b = `x`;\n"
+    file.write_text("const a = `one\n  // two\n`;\n")
+    with pytest.raises(ValueError, match=r"a\.js, line 2: in a template a line cannot begin with //: '// two'"):
+        esm.join("a", tmp_path)
+
+
 def test_every_ask_is_answered_once(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(workbench, "send", lambda content, buffers=None: sent.append(content))
