@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -106,3 +107,11 @@ def session(words: Any = None) -> tuple[Session, FakeEngine]:
     words = words or tokenizer()
     engine = FakeEngine(len(words))
     return Session("fake-model", "fake-model", engine, words, Jobs("fake-engine")), engine
+
+
+@pytest.fixture(scope="module", name="session")
+def one_session() -> Iterator[Session]:
+    """One for all tests of a module, which imports this fixture."""
+    made, _ = session()
+    yield made
+    made.close()

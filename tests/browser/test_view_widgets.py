@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser import fake
+from tests.browser.fake import one_session as one_session  # a fixture
 from widgets import AttentionView, Heatmap, HookPicker, LogitCompare, SpecEditor, TokenPicker, views
 
 from .conftest import ROOT, Lab
@@ -36,13 +36,6 @@ SHOWN = [
 RNG = np.random.default_rng(0)
 PATTERN = np.tril(RNG.random((4, 6, 6))) + np.eye(6) / 2
 EDIT = {"blocks.1.hook_out": [{"op": "suppress", "pos": 1}, {"op": "scale", "factor": 2}]}
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
-    made, _ = fake.session()
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -52,6 +52,15 @@ def sideways(page: Page) -> list[int]:
     return seen
 
 
+def every_tab_fits(page: Page) -> None:
+    no_overflow(page)
+    assert sideways(page) == [0]
+    for tab in ("One hook", "Attention"):
+        button(page, tab).click()
+        views.answer(page, wave(len(TOKENS), len(TOKENS)))
+        no_overflow(page)
+
+
 def test_for_a_projector_all_is_half_as_large_again(page: Page, about: dict[str, Any]) -> None:
     open_page(page, about)
     before, map_before = heights(page), page.locator("canvas.map").bounding_box()
@@ -93,12 +102,7 @@ def test_a_tip_of_a_large_page_stands_beside_its_word(page: Page, about: dict[st
 @pytest.mark.parametrize("width", [700, 1110, 2000])
 def test_nothing_overlaps_at_any_width(page: Page, about: dict[str, Any], width: int, projector: bool) -> None:
     open_page(page, about, width=width, projector=projector)
-    no_overflow(page)
-    assert sideways(page) == [0]
-    for tab in ("One hook", "Attention"):
-        button(page, tab).click()
-        views.answer(page, wave(len(TOKENS), len(TOKENS)))
-        no_overflow(page)
+    every_tab_fits(page)
     button(page, "Full width").click()
     no_overflow(page)
     assert sideways(page) == [0]
@@ -109,12 +113,7 @@ def test_at_twice_the_size_nothing_overlaps(page: Page, about: dict[str, Any], w
     """A browser at 200 % shows half as many CSS pixels: 1280 x 720 becomes 640 x 360, 470 wide in a notebook's cell."""
     page.set_viewport_size({"width": width, "height": 360})
     open_page(page, about, edits=[PATCH, {**PATCH, "op": "scale", "factor": 0.5}])
-    no_overflow(page)
-    assert sideways(page) == [0]
-    for tab in ("One hook", "Attention"):
-        button(page, tab).click()
-        views.answer(page, wave(len(TOKENS), len(TOKENS)))
-        no_overflow(page)
+    every_tab_fits(page)
 
 
 def test_the_page_fills_the_window_and_comes_back(page: Page, about: dict[str, Any]) -> None:

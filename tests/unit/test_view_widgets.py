@@ -16,18 +16,12 @@ import pytest
 import torch
 
 from tests.browser import fake
+from tests.browser.fake import one_session as one_session  # a fixture
 from widgets import AttentionView, Heatmap, HookPicker, LogitCompare, SpecEditor, TokenPicker, data, views
 from widgets.views import INLINE, Refusal
 
 PROMPT = "When Mary"
 EDIT = {"blocks.1.hook_out": {"op": "suppress", "pos": 1}}
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
-    made, _ = fake.session()
-    yield made
-    made.close()
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import fake
+from tests.browser.fake import one_session as one_session  # a fixture
 from widgets import cells, explore, history
 from widgets.history import RUNS, STEPS, Steps, describe
 from widgets.state import EXPERIMENT, SELECTION, complete
@@ -18,13 +18,6 @@ from widgets.workbench import Workbench, opened, opening
 
 PROMPT = "When Mary and John went"
 HOOKS = ["blocks.1.hook_out", "blocks.2.attn.o.hook_in", "blocks.5.mlp.hook_out"]
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
-    made, _ = fake.session()
-    yield made
-    made.close()
 
 
 @pytest.fixture
