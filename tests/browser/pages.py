@@ -46,13 +46,15 @@ def settled(notebook: Lab, name: str = "w") -> None:
     """Waits until nothing is under way any more: no change of the page, no job, no array."""
     look = f"[{name}.state, {name}.result.get('seconds'), {name}.jobs]"
     last, same, deadline = None, 0, time.monotonic() + 120  # the grid of a long prompt, on a busy machine
-    while same < 4:  # the page sends a change when the kernel has taken the one before: quiet must last a while
+    while same < 2:
         assert time.monotonic() < deadline, f"still busy: {last}"
+        # First this: the page sends a change when the kernel has taken the one before, as the answer tells it.
+        notebook.evaluate("0")
         notebook.evaluate(f"{name}._session.jobs.call(lambda job: None)")
         now = notebook.evaluate(look)
         same = same + 1 if now == last and not now[2]["active"] else 0
         last = now
-        notebook.page.wait_for_timeout(75)
+        notebook.page.wait_for_timeout(50)
 
 
 def becomes(notebook: Lab, expression: str, value: Any) -> None:

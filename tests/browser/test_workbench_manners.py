@@ -222,6 +222,16 @@ def cells_of(page: Page) -> Any:
     return page.evaluate(CELLS)
 
 
+# Whatever a key does to the notebook or to the focus, also if the next key takes it back.
+WATCH = """() => { window.reached = []; const n = jupyterapp.shell.currentWidget.content;
+    for (const signal of ['activeCellChanged', 'selectionChanged', 'stateChanged'])
+        n[signal].connect(() => reached.push([signal, lastKey]));
+    n.model.cells.changed.connect(() => reached.push(['cells', lastKey]));
+    document.addEventListener('keydown', (e) => { window.lastKey = e.key }, true);
+    const outside = (e) => !e.target.closest('.axp') && reached.push(['focus', lastKey]);
+    document.addEventListener('focusin', outside) }"""
+
+
 KEYS = [
     "d",
     "d",
@@ -258,6 +268,7 @@ def test_keys_pressed_inside_stay_inside(notebook: Lab) -> None:
     assert count > 25
     cells = cells_of(page)
     assert cells[1:3] == [1, "command"], "the workbench's cell must be the active one, in command mode"
+    page.evaluate(WATCH)
     for i in range(count):
         name = page.evaluate(
             f"""(i) => {{ const e = ({CONTROLS})()[i]; e.focus({{ preventScroll: true }}); window.held = e;
@@ -267,8 +278,8 @@ def test_keys_pressed_inside_stay_inside(notebook: Lab) -> None:
         assert page.evaluate("document.activeElement === held"), f"{name} takes no focus"
         for key in KEYS:
             page.keyboard.press(key)
-            now = page.evaluate(f"[({CELLS})(), Boolean(document.activeElement?.closest('.axp'))]")
-            assert now == [cells, True], f"{key} in {name} reached the notebook, or lost the focus"
+        now = page.evaluate(f"[reached, ({CELLS})(), Boolean(document.activeElement?.closest('.axp'))]")
+        assert now == [[], cells, True], f"a key in {name} reached the notebook, or lost the focus"
         if axp(page).locator('[aria-expanded="true"]').count() or axp(page).and_(page.locator(".wide")).count():
             page.keyboard.press("Escape")  # what Enter has opened
         settled(notebook)  # the page's last change has arrived
@@ -285,6 +296,7 @@ def test_keys_pressed_inside_stay_inside(notebook: Lab) -> None:
         if len(cells_of(page)[0]) == 3:
             page.keyboard.press("d")
     assert len(cells_of(page)[0]) == 2
+    assert ["cells", "d"] in page.evaluate("reached")
 
 
 def test_the_page_fits(notebook: Lab) -> None:
