@@ -291,9 +291,10 @@ def test_a_superseded_run_is_not_kept_and_a_drag_is_one(workbench: Workbench, se
 
 
 def test_a_run_is_restored_in_one_step(workbench: Workbench, session: Any) -> None:
+    settle(session)
     change(workbench, edits=[scale(0.5)], positions=[1])
     settle(session)
-    [run] = workbench.runs
+    run, _ = workbench.runs
     workbench.keep(run["id"], name="halved", pinned=True)
     change(workbench, prompt="another", positions=[], edits=[], source="x")
     settle(session)
@@ -303,7 +304,7 @@ def test_a_run_is_restored_in_one_step(workbench: Workbench, session: Any) -> No
     assert (workbench.state["prompt"], workbench.state["edits"]) == (PROMPT, [scale(0.5)])
     assert workbench.state["positions"] == [1]
     settle(session)
-    assert workbench.result["rows"] == run["rows"] and len(workbench.runs) == 2
+    assert workbench.result["rows"] == run["rows"] and len(workbench.runs) == 3
     workbench.undo()
     assert workbench.state == before
     with pytest.raises(KeyError, match="no run 99"):
