@@ -28,3 +28,41 @@ export function withOp(edit, op, source) {
   if (!from && !source) throw new Refused(NO_SOURCE);
   return { ...rest, op, source: from ?? { prompt: source }, source_pos };
 }
+
+// A number that is typed or dragged goes out shortly before the numbers of the one before are due: it waits in the kernel
+// until they have come, and the engine does not wait for it. More often would take the processor from the engine, for each
+// change redraws the page. The last one always goes out: `now` sends what waits, `stop` forgets it.
+export function live(send, store) {
+  let timer = null;
+  let next;
+  let last = {}; // the result that was there when a number went out, and when that was
+  const stop = () => {
+    clearTimeout(timer);
+    timer = null;
+    store.waiting.delete(now);
+  };
+  const now = () => {
+    if (timer === null) return;
+    stop();
+    last = { result: store.result, at: performance.now() };
+    send(next);
+  };
+  // The kernel says a little later that it runs, and not at all where a number asks for no run; a view alone never runs.
+  const early = () => {
+    const passed = performance.now() - last.at;
+    if (!store.jobs) return false;
+    if (store.jobs.active.some((job) => job.label === "Run")) return passed < 700 * (store.result.seconds ?? 0);
+    return store.result === last.result && passed < 250;
+  };
+  const tick = () => {
+    if (!store.waiting.has(now)) stop(); // the page has gone
+    else if (early()) timer = setTimeout(tick, 20);
+    else now();
+  };
+  const later = (value) => {
+    next = value;
+    store.waiting.add(now);
+    timer ??= setTimeout(tick, 20);
+  };
+  return { later, now, stop };
+}

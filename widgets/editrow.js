@@ -1,7 +1,7 @@
 // One row of the list of edits: every field of the edit, changed in place.
 
 import { h, token } from "./dom.js";
-import { AMOUNT, amountOf, NO_SOURCE, one, withOp } from "./editfields.js";
+import { AMOUNT, amountOf, live, NO_SOURCE, one, withOp } from "./editfields.js";
 import { createOps } from "./opmenu.js";
 import { headsOf, positionsOf, Refused, written } from "./positions.js";
 import { findHook } from "./store.js";
@@ -52,18 +52,22 @@ export function createRow(store, i, acts) {
 
   // A number: by slider and by keyboard. Both change the one field of the edit.
   let sent = null;
+  const pace = live((value) => {
+    sent = value;
+    put(() => ({ ...edit, [AMOUNT[edit.op]]: value }));
+  }, store);
   const slider = h("input", { type: "range", "data-key": "slider", oninput: (event) => moved(event.target.valueAsNumber, number) });
   const number = h("input", { type: "number", class: "amount", step: "any", "data-key": "amount", oninput: (event) => moved(event.target.valueAsNumber, slider) });
   const amount = h("span", { class: "pair" }, slider, number);
   amount.addEventListener("focusout", () => {
+    pace.now();
     if (number.value === "") number.value = sent; // no number was typed
   });
   function moved(value, other) {
     if (!Number.isFinite(value) || !(edit.op in AMOUNT)) return;
     if (other === slider) reach(value);
     other.value = value;
-    sent = value;
-    put(() => ({ ...edit, [AMOUNT[edit.op]]: value }));
+    pace.later(value);
   }
   // The slider's ends grow with the number, and do not move while it is dragged.
   function reach(value) {
@@ -110,6 +114,7 @@ export function createRow(store, i, acts) {
 
   function move(step) {
     const held = row.contains(document.activeElement) ? document.activeElement : null;
+    pace.now();
     held?.dispatchEvent(new Event("change")); // what is typed belongs to this edit
     acts.move(i, step, held?.dataset.key ?? "up");
   }
@@ -163,7 +168,10 @@ export function createRow(store, i, acts) {
 
   return {
     el: row,
-    remove: () => row.remove(),
+    remove() {
+      pace.stop();
+      row.remove();
+    },
     show(now, count, message) {
       edit = now;
       wrong = message;
@@ -173,6 +181,7 @@ export function createRow(store, i, acts) {
     },
     // Another edit comes to this place: nothing typed for the old one stays.
     forget() {
+      pace.now();
       refusal = "";
       sent = null;
       delete slider.dataset.op;

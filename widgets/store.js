@@ -46,6 +46,7 @@ export function createStore(model, meant = true) {
   model.on("msg:custom", onMessage);
 
   const store = {
+    waiting: new Set(), // functions, each sends a change that waits for the numbers of the one before
     get state() {
       return model.get("state");
     },
@@ -84,6 +85,7 @@ export function createStore(model, meant = true) {
     // Undo, redo and restore are the kernel's: it answers with the state. They go the way of the state, so that none
     // overtakes a change made before, which may wait until the kernel has taken the one before that.
     move(message) {
+      for (const send of [...store.waiting]) send(); // what was dragged is part of what is taken back
       later ??= [];
       const open = (model.get("moves") ?? []).filter((move) => move.id > moves);
       model.set("moves", [...open, { ...message, id: moves + open.length + 1 }]);
@@ -139,6 +141,7 @@ export function createStore(model, meant = true) {
     },
     dispose() {
       watchers.clear();
+      store.waiting.clear();
       for (const name of TRAITS) model.off(`change:${name}`, changed);
       model.off("change:steps", onSteps);
       model.off("msg:custom", onMessage);

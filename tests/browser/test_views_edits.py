@@ -128,15 +128,25 @@ def test_slider_and_number_are_one_field(page: Page, about: dict[str, Any]) -> N
         """() => { const s = document.querySelector('input[type=range]');
         for (let i = 0; i <= 100; i++) { s.value = i / 50; s.dispatchEvent(new Event('input', { bubbles: true })) } }"""
     )
-    assert edits(page)[0]["factor"] == 2 and number.input_value() == "2"
+    page.wait_for_function("model.get('state').edits[0].factor === 2")
+    assert number.input_value() == "2" and page.evaluate("seen.length") < 5, "each change redraws the page"
     number.fill("1.26")
-    assert edits(page)[0]["factor"] == 1.26 and slider.input_value() == "1.26"
+    assert slider.input_value() == "1.26"
+    page.wait_for_function("model.get('state').edits[0].factor === 1.26")
+    page.evaluate("model.set('result', { ...model.get('result'), seconds: 60 })")
+    page.evaluate("model.set('jobs', { active: [{ label: 'Run' }], last: null })")
+    number.fill("1.5")
+    page.wait_for_timeout(300)
+    assert edits(page)[0]["factor"] == 1.26  # the numbers of the one before are far away
+    page.evaluate("model.set('jobs', { active: [], last: null })")
+    page.wait_for_function("model.get('state').edits[0].factor === 1.5")
     number.fill("-7.25")
     assert slider.get_attribute("min") == "-8"
-    page.get_by_label("Remove edit 1").click()
+    page.get_by_label("Remove edit 1").click()  # before it was sent: it goes to its own edit, not to the next
     assert edits(page) == [SCALE]
+    assert page.evaluate("seen.map((edits) => [edits.length, edits[0].factor]).slice(-2)") == [[2, -7.25], [1, 0.5]]
     slider.press("ArrowRight")
-    assert edits(page)[0]["factor"] == 0.52
+    page.wait_for_function("model.get('state').edits[0].factor === 0.52")
     page.evaluate("(edits) => model.set('state', { ...model.get('state'), edits })", [SCALE | {"factor": 1.5}])
     assert number.input_value() == "1.5"  # a change from Python
 
@@ -145,14 +155,19 @@ def test_undo_goes_with_the_change_made_before_it(page: Page, about: dict[str, A
     """ipywidgets keeps a change back until the kernel has taken the one before: a message would overtake it."""
     opened(page, about, [SCALE])
     page.evaluate("model.set('steps', { undo: 'change factor of edit 1', redo: null, moves: 4 })")
+    page.evaluate("model.set('jobs', { active: [{ label: 'Run' }], last: null })")
+    page.evaluate("model.set('result', { ...model.get('result'), seconds: 60 })")
     number = page.get_by_label("factor of edit 1")
     number.fill("0.75")
     slider = page.get_by_label("edit 1, factor by slider")
     slider.press("Control+z")
+    assert edits(page)[0]["factor"] == 0.75, "what waits goes first"
     slider.press("Control+z")
     assert page.evaluate("sent.filter((m) => m.type === 'undo')") == []
     assert page.evaluate("model.get('moves')") == [{"type": "undo", "id": 5}, {"type": "undo", "id": 6}]
+    page.evaluate("model.set('jobs', { active: [], last: null })")
     number.fill("0.25")  # made on the page that the undo is about to bring
+    page.wait_for_function("model.get('state').edits[0].factor === 0.25")
     page.evaluate("(edits) => model.set('state', { ...model.get('state'), edits })", [SCALE])
     page.evaluate("model.set('steps', { undo: 'x', redo: null, moves: 6 })")
     assert edits(page)[0]["factor"] == 0.25
