@@ -126,6 +126,12 @@ class Lab:
         self.page.wait_for_function(READY, timeout=90000)
         self.page.evaluate(LISTEN)
 
+    def reload(self) -> None:
+        """Saves the notebook and loads the page anew."""
+        self.page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+        self.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+        self.open()
+
     def run(self, *cells: str) -> None:
         """Replaces the notebook's cells and runs them all; an exception in one fails the test."""
         self.page.evaluate("() => { kernelErrors.length = 0 }")

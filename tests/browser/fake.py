@@ -24,7 +24,7 @@ LAYERS = 12
 
 
 class FakeEngine:
-    """Executes at once, or after `delay` seconds; counts its calls; `fail` is raised by the next one."""
+    """Executes at once, or after `delay` seconds; counts calls and requests; `fail` is raised by the next call."""
 
     def __init__(self, vocabulary: int, layers: int = LAYERS) -> None:
         shape = ModelShape(layers, 48, 4, 2, 12, 96, vocabulary)
@@ -39,7 +39,7 @@ class FakeEngine:
         self.model = Model(shape, torch.float32, 512, tuple(Attention(0.3) for _ in range(layers)), missing, info)
         self.delay = 0.0
         self.fail: Exception | None = None
-        self.calls = 0
+        self.calls = self.requests = 0
         self.gate = threading.Event()
         self.gate.set()
 
@@ -47,6 +47,7 @@ class FakeEngine:
         self, requests: Sequence[Request], progress: Callable[[int, int], None], cancelled: Callable[[], bool]
     ) -> list[Result]:
         self.calls += 1
+        self.requests += len(requests)
         end = time.monotonic() + self.delay
         ready = False
         while not ready:

@@ -70,6 +70,24 @@ def comes_to(page: Page, read: Callable[[], Any], value: Any) -> None:
     assert now == value, f"it is {now!r}"
 
 
+def colours(page: Page, nth: int = 0) -> list[str]:
+    """The map's colours at 800 places. Not all pixels: a map is a pixel higher or wider by where the page puts it."""
+    return list(
+        page.evaluate(
+            """(nth) => { const c = document.querySelectorAll('.axp')[nth].querySelector('canvas.map');
+            const x = c.getContext('2d');
+            return Array.from({ length: 800 }, (_, i) => x.getImageData(c.width * (i % 40 + 0.5) / 40,
+                c.height * (Math.floor(i / 40) + 0.5) / 20, 1, 1).data.join()) }""",
+            nth,
+        )
+    )
+
+
+def alike(some: list[str], others: list[str]) -> float:
+    """The share of places that have the same colour."""
+    return sum(a == b for a, b in zip(some, others, strict=True)) / len(some)
+
+
 def hover(page: Page, across: float, down: float, says: str) -> re.Match[str]:
     """Points at a place of the map, as shares of its size, until the value beside the scale reads like `says`."""
     readout = axp(page).locator(".heat .readout")

@@ -88,9 +88,7 @@ def test_undo_redo_and_the_history(notebook: Lab) -> None:
     expect(button).to_be_focused()
 
     # a reload and a re-run of the cell keep both
-    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
-    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
-    notebook.open()
+    notebook.reload()
     for rerun in (False, True):
         if rerun:
             notebook.rerun()

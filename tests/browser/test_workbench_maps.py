@@ -272,10 +272,8 @@ def test_zoom_and_table_outlive_a_reload_without_a_run(notebook: Lab) -> None:
     def reloaded() -> None:
         settled(notebook)
         before = says()
-        page.evaluate("jupyterapp.commands.execute('docmanager:save')")
-        page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
         jobs = notebook.evaluate("w._submitted")
-        notebook.open()
+        notebook.reload()
         expect(axp(page)).to_be_visible()
         comes_to(page, says, before)
         assert notebook.evaluate("w._submitted") == jobs

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import ipywidgets
@@ -16,6 +17,7 @@ import torch
 import traitlets
 from hypothesis import given, settings
 
+from explorer import Edit
 from tests.browser import fake
 from tests.browser.states import states
 from widgets import AttentionView, Heatmap, HookPicker, LogitCompare, SpecEditor, TokenPicker, cells, data, esm, explore
@@ -212,6 +214,33 @@ def test_numbers_follow_a_number_that_goes_on_changing(workbench: Workbench, mad
     engine.gate.set()
     settle(session)
     assert len(shown) == 3 and workbench.result["prompt"] == PROMPT + "!"
+
+
+def test_the_clean_run_is_made_once_for_a_prompt(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
+    session, engine = made
+    edit = {"hook": "blocks.1.hook_out", "op": "scale", "pos": 1}
+
+    def requests(**patch: Any) -> int:
+        before = engine.requests
+        workbench.state = {**workbench.state, **patch}
+        settle(session)
+        return engine.requests - before  # type: ignore[no-any-return]
+
+    def shown() -> list[list[float]]:
+        return [row[2:] for row in workbench.result["rows"]]
+
+    for factor in (0.1, 0.2):
+        assert requests(edits=[{**edit, "factor": factor, "enabled": True}]) == 1
+        both = session.compare(PROMPT, Edit(**edit, factor=factor))
+        assert shown() == [[row.clean_prob, row.patched_prob, row.change] for row in both.top(data.TOP)]
+    assert requests(edits=[]) == 0
+    assert requests(prompt=PROMPT + "!") == 1
+    assert requests(edits=[{**edit, "factor": 0.1, "enabled": True}]) == 1
+    monkeypatch.setitem(session.info, "dtype", "bfloat16")  # a row depends on its batch there
+    assert requests(edits=[{**edit, "factor": 0.2, "enabled": True}]) == 2
+    monkeypatch.setitem(session.info, "dtype", "float32")
+    monkeypatch.setattr(session, "model", replace(session.model))  # as after a reboot
+    assert requests(edits=[{**edit, "factor": 0.3, "enabled": True}]) == 2
 
 
 def test_a_map_follows_a_number_that_goes_on_changing(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
