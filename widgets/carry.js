@@ -45,6 +45,7 @@ export function mountCarry(root, store, prompt, source) {
   function take(p, to) {
     from = p;
     over = to;
+    document.getSelection()?.removeAllRanges(); // the text that a drag had begun to select
     window.addEventListener("keydown", escape, true); // a drag does not need the focus here
     widget.addEventListener("focusout", leave);
     show();

@@ -1,4 +1,5 @@
-// The job bar: what is running and how far it is, with a cancel; at rest, what the last run found and took.
+// The job bar: what is running and how far it is, with a cancel; a kernel that is busy with a cell and takes nothing; at
+// rest, what the last run found and took.
 
 import { h, headline, seconds } from "./dom.js";
 
@@ -9,7 +10,9 @@ export function mount(el, store) {
   const cancel = h("button", { type: "button", onclick: () => store.send({ type: "cancel" }) }, "Cancel");
   const again = h("button", { type: "button", onclick: () => store.send({ type: "run" }) }, "Run again");
   el.append(text, track, cancel, again);
+  const root = el.closest(".axp");
   let timer = null;
+  store.pings = true;
   let seen = new Map(); // job id -> when this page first saw it, by its own clock
 
   function show() {
@@ -18,6 +21,8 @@ export function mount(el, store) {
     // Short jobs do not flash: only one that lasts is shown as running.
     const long = active.find((job) => performance.now() - seen.get(job.id) > 300);
     el.classList.toggle("running", Boolean(long));
+    // The numbers shown are of what was asked before: said beside them where that lasts.
+    root.classList.toggle("late", store.deaf || active.some((job) => job.label === "Run" && performance.now() - seen.get(job.id) > 800));
     cancel.hidden = !long;
     track.hidden = !long;
     again.hidden = Boolean(active.length) || store.result.error?.where !== "run";
@@ -27,6 +32,8 @@ export function mount(el, store) {
       text.textContent = `${long.label}${long.total ? `: ${long.done} of ${long.total}` : ""}${long.message ? `, ${long.message}` : ""}, ${elapsed}`;
       fill.style.width = `${share * 100}%`;
       track.setAttribute("aria-valuenow", String(Math.round(share * 100)));
+    } else if (store.deaf) {
+      text.textContent = "The kernel is running a cell, or has stopped. What you changed is sent: it counts when the cell is done.";
     } else {
       const { seconds: took } = store.result;
       const found = headline(store.result);
@@ -39,6 +46,6 @@ export function mount(el, store) {
       timer = null;
     }
   }
-  store.watch((s) => [s.jobs, s.result], show);
+  store.watch((s) => [s.jobs, s.result, s.deaf], show);
   return () => clearInterval(timer);
 }

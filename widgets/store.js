@@ -2,6 +2,7 @@
 
 const TRAITS = ["state", "about", "tokens", "result", "jobs", "steps", "history"];
 const KEPT = 24; // arrays remembered; the kernel keeps more
+const PATIENCE = 700; // milliseconds until a kernel that does not answer is called busy
 
 // `meant`: whether an empty choice of tokens means the last one.
 export function createStore(model, meant = true) {
@@ -13,12 +14,34 @@ export function createStore(model, meant = true) {
   let moves = model.get("steps")?.moves ?? 0; // how many undos the kernel has answered
   let later = null; // changes made while one is on its way
   let held = false; // whether a slider is
+  let asked_at = null; // when the kernel was last asked whether it listens
+  let alarm = null; // until it has answered
 
   function changed() {
     for (const watcher of [...watchers]) watcher();
   }
 
+  // A kernel that runs a cell takes no messages: one that does answers this.
+  function ping() {
+    if (!store.pings || alarm || performance.now() - asked_at < PATIENCE) return;
+    asked_at = performance.now();
+    alarm = setTimeout(() => {
+      store.deaf = true;
+      changed();
+    }, PATIENCE);
+    model.send({ type: "ping" });
+  }
+
+  function onPong() {
+    clearTimeout(alarm);
+    alarm = null;
+    if (!store.deaf) return;
+    store.deaf = false;
+    changed();
+  }
+
   function onMessage(message, buffers) {
+    if (message?.type === "pong") onPong();
     if (message?.type === "history") {
       runs = message.runs;
       changed();
@@ -46,6 +69,8 @@ export function createStore(model, meant = true) {
   model.on("msg:custom", onMessage);
 
   const store = {
+    pings: false, // whether someone wants to know that the kernel is deaf
+    deaf: false,
     waiting: new Set(), // functions, each sends a change that waits for the numbers of the one before
     get state() {
       return model.get("state");
@@ -81,6 +106,7 @@ export function createStore(model, meant = true) {
       model.set("state", { ...model.get("state"), ...patch });
       if (later) later.push(patch);
       else model.save_changes();
+      ping();
     },
     // Undo, redo and restore are the kernel's: it answers with the state. They go the way of the state, so that none
     // overtakes a change made before, which may wait until the kernel has taken the one before that.
@@ -90,9 +116,11 @@ export function createStore(model, meant = true) {
       const open = (model.get("moves") ?? []).filter((move) => move.id > moves);
       model.set("moves", [...open, { ...message, id: moves + open.length + 1 }]);
       model.save_changes();
+      ping();
     },
     send(message) {
       model.send(message);
+      ping();
     },
     // A slider is held, or let go.
     hold(on) {
@@ -140,6 +168,7 @@ export function createStore(model, meant = true) {
       return error && error.where === where && (index === null || error.index === index) ? error.message : null;
     },
     dispose() {
+      clearTimeout(alarm);
       watchers.clear();
       store.waiting.clear();
       for (const name of TRAITS) model.off(`change:${name}`, changed);

@@ -296,7 +296,9 @@ class Workbench(Page):
 
     def _on_message(self, _: Any, message: dict[str, Any], buffers: Any) -> None:
         kind, run = message.get("type"), message.get("run", 0)
-        if kind == "cancel":
+        if kind == "ping":
+            self.send({"type": "pong"})
+        elif kind == "cancel":
             self._cancel()
         elif kind == "run":
             self._asked = {}

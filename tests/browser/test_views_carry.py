@@ -51,8 +51,10 @@ def middle(page: Page, role: str, p: int) -> tuple[float, float]:
 
 def drag(page: Page, p: int, *to: tuple[str, int]) -> None:
     """Presses on a token of the source and moves over others; the button stays down."""
-    page.mouse.move(*middle(page, "source", p))
+    x, y = middle(page, "source", p)
+    page.mouse.move(x, y)
     page.mouse.down()
+    page.mouse.move(x + 4, y + 1)  # within the token, where a browser begins to mark its text
     for role, q in to:
         page.mouse.move(*middle(page, role, q), steps=4)
 
@@ -63,6 +65,7 @@ def said(page: Page) -> str:
 
 def test_a_token_dragged_onto_another_patches_it(page: Page, about: dict[str, Any]) -> None:
     opened(page, about, positions=[2])
+    page.add_style_tag(content=".axp, .axp button { user-select: text }")  # JupyterLab lets the text of outputs be marked
     line = page.locator(".carry")
     drag(page, 6, ("prompt", 5), ("prompt", 4))
     expect(line).to_have_text(LINE)
@@ -72,6 +75,7 @@ def test_a_token_dragged_onto_another_patches_it(page: Page, about: dict[str, An
     page.mouse.up()
     assert edits(page) == [HERE | {"pos": 4, "source_pos": 6}]
     assert page.evaluate("seen.length") == 1, "one gesture, one change"
+    assert page.evaluate("getSelection().toString()") == "", "no text is left marked"
     assert said(page) == f"added: {LINE}"
     expect(line).to_have_text("")
     expect(page.locator(".tok.target, .tok.carried, .carrying")).to_have_count(0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from .conftest import BOOT, Lab
+from .conftest import BOOT, KERNEL, Lab
 from .pages import (
     EIFFEL,
     MARY,
@@ -351,6 +351,33 @@ def test_a_long_job_shows_and_can_be_cancelled(notebook: Lab) -> None:
     settled(notebook)
     becomes(notebook, "w.result['prompt']", "quick")
     notebook.evaluate("[w.close(), slow.close()]")
+
+
+def test_a_kernel_that_runs_a_cell_is_told_apart_from_a_job(notebook: Lab) -> None:
+    notebook.run(
+        "import time\nfrom tests.browser import fake\nfast, engine = fake.session()\nw = fast.explore('one'); w", "1"
+    )
+    page = notebook.page
+    what = axp(page).locator(".job .what")
+    expect(axp(page).locator(".rows [role=row]").nth(3)).to_be_visible()
+    settled(notebook)
+    page.evaluate(
+        """() => { const n = jupyterapp.shell.currentWidget.content; n.activeCellIndex = 1;
+        n.model.cells.get(1).sharedModel.setSource("while not engine.calls > 10_000: time.sleep(0.02)");
+        jupyterapp.commands.execute('notebook:run-cell') }"""
+    )
+    page.wait_for_function(f"() => {KERNEL}.status === 'busy'")
+    choose(page, "blocks.4.mlp.hook_out")
+    add_edit(page, "suppress")
+    expect(what).to_contain_text("The kernel is running a cell")
+    expect(axp(page).locator(".edit")).to_have_count(1)
+    expect(axp(page).locator(".job").get_by_role("button", name="Cancel")).to_be_hidden()
+    page.evaluate("jupyterapp.commands.execute('notebook:interrupt-kernel')")
+    expect(what).not_to_contain_text("The kernel is running a cell")
+    settled(notebook)
+    becomes(notebook, "[len(w.state['edits']), w.result['edited']]", [1, True])
+    page.evaluate("() => { kernelErrors.length = 0 }")  # the interrupted cell's own
+    notebook.evaluate("[w.close(), fast.close()]")
 
 
 def test_the_engine_booted_once(notebook: Lab) -> None:
