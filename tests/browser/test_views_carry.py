@@ -65,7 +65,7 @@ def said(page: Page) -> str:
 
 def test_a_token_dragged_onto_another_patches_it(page: Page, about: dict[str, Any]) -> None:
     opened(page, about, positions=[2])
-    page.add_style_tag(content=".axp, .axp button { user-select: text }")  # JupyterLab lets the text of outputs be marked
+    page.add_style_tag(content=".axp, .axp button { user-select: text }")  # as in JupyterLab
     line = page.locator(".carry")
     drag(page, 6, ("prompt", 5), ("prompt", 4))
     expect(line).to_have_text(LINE)
