@@ -1,19 +1,25 @@
-"""One pool of compute threads at a time: a caller gives its own back before the engine works.
+"""How the engine's compute threads wait for one another: awake where the cores are theirs, asleep beside a browser.
 
 Each Python thread that runs a parallel torch operation gets an OpenMP pool of its own. As soon as there are more pool
-threads than cores, libgomp lets all of them sleep between operations instead of waiting awake, and a forward pass on
-two cores takes a third longer for ever after (measured: 35 ms become 46, and 35 again after this call).
+threads than cores, libgomp lets all of them sleep between operations instead of waiting awake. Where nothing else runs,
+a forward pass on two cores takes up to a third longer then: a caller gives its own pool back before the engine works.
+Where a browser draws on the same cores, a thread that waits awake keeps it from drawing, and so its own pool waiting.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+_GRAIN = 32768  # numbers that torch gives a thread at the least
 _HARD = 2  # omp_pause_hard: free the threads; the next parallel operation makes new ones
 
 
@@ -25,6 +31,35 @@ def release_pool() -> None:
     library = None if torch.cuda.is_initialized() else _libgomp()
     if library is not None:
         library.omp_pause_resource_all(_HARD)
+
+
+@contextmanager
+def sharing_cores() -> Iterator[None]:
+    """Let the engine's threads sleep while they wait: a second pool makes them more than there are cores.
+
+    `test_numbers_follow_a_drag` prints what that brings beside a browser. Nothing to do where `release_pool` has
+    nothing to do. Source: GOMP_SPINCOUNT in the manual of libgomp.
+    """
+    if torch.cuda.is_initialized() or _libgomp() is None:
+        yield
+        return
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            torch.ones(_GRAIN * (os.cpu_count() or 1)).neg_()
+        finally:
+            held.set()
+        over.wait()
+
+    holder = threading.Thread(target=hold, name="explorer-sharing-cores", daemon=True)
+    holder.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        holder.join()
 
 
 @cache

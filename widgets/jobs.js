@@ -12,7 +12,6 @@ export function mount(el, store) {
   el.append(text, track, cancel, again);
   const root = el.closest(".axp");
   let timer = null;
-  store.pings = true;
   let seen = new Map(); // job id -> when this page first saw it, by its own clock
 
   function show() {

@@ -6,7 +6,8 @@ import { explained, term } from "./tip.js";
 export function mount(el, store) {
   const word = (text, metric) => term(text, () => explained(text, store.about.words.metrics[metric]));
   const line = (cells) => h("div", { role: "row" }, ...cells);
-  const titles = ["token", h("span", { class: "sr" }, "as bars"), word("clean", "probability"), "patched", word("change", "change")];
+  const bars = h("span", {}, h("span", { class: "sr" }, "as bars"), h("span", { class: "stale" }, "of before: new numbers follow \u2026"));
+  const titles = ["token", bars, word("clean", "probability"), "patched", word("change", "change")];
   const head = line(titles.map((title, i) => h("div", { class: i > 1 ? "h num" : "h", role: "columnheader" }, title)));
   const rows = h("div", { class: "rows", role: "table", "aria-label": "Next token, clean and patched" }, head);
   const sum = h("div", { class: "sum" });

@@ -4,8 +4,8 @@ const TRAITS = ["state", "about", "tokens", "result", "jobs", "steps", "history"
 const KEPT = 24; // arrays remembered; the kernel keeps more
 const PATIENCE = 700; // milliseconds until a kernel that does not answer is called busy
 
-// `meant`: whether an empty choice of tokens means the last one.
-export function createStore(model, meant = true) {
+// `meant`: whether an empty choice of tokens means the last one. `pings`: whether the kernel's side answers a ping.
+export function createStore(model, { meant = true, pings = false } = {}) {
   const watchers = new Set();
   const arrays = new Map(); // key -> {shape, values} | {error} | {pending: true}
 
@@ -14,7 +14,7 @@ export function createStore(model, meant = true) {
   let moves = model.get("steps")?.moves ?? 0; // how many undos the kernel has answered
   let later = null; // changes made while one is on its way
   let held = false; // whether a slider is
-  let asked_at = null; // when the kernel was last asked whether it listens
+  let pinged = -PATIENCE; // when the kernel was last asked whether it listens
   let alarm = null; // until it has answered
 
   function changed() {
@@ -23,8 +23,8 @@ export function createStore(model, meant = true) {
 
   // A kernel that runs a cell takes no messages: one that does answers this.
   function ping() {
-    if (!store.pings || alarm || performance.now() - asked_at < PATIENCE) return;
-    asked_at = performance.now();
+    if (!pings || alarm || performance.now() - pinged < PATIENCE) return;
+    pinged = performance.now();
     alarm = setTimeout(() => {
       store.deaf = true;
       changed();
@@ -69,8 +69,7 @@ export function createStore(model, meant = true) {
   model.on("msg:custom", onMessage);
 
   const store = {
-    pings: false, // whether someone wants to know that the kernel is deaf
-    deaf: false,
+    deaf: false, // whether the kernel runs a cell, and takes no messages
     waiting: new Set(), // functions, each sends a change that waits for the numbers of the one before
     get state() {
       return model.get("state");

@@ -7,7 +7,7 @@ import { createStore } from "./store.js";
 // choice of tokens means the last one.
 export function view({ name, label, traits, mount, meant = false }) {
   function render({ model, el }) {
-    const store = createStore(asWorkbench(model, traits), meant);
+    const store = createStore(asWorkbench(model, traits), { meant });
     const section = h("div", { class: name });
     const root = h("div", { class: "axp one", role: "group", "aria-label": label }, section);
     keepKeys(root);

@@ -81,7 +81,7 @@ function mountWorkbench(el, store) {
 }
 
 function render({ model, el }) {
-  return mountWorkbench(el, createStore(model));
+  return mountWorkbench(el, createStore(model, { pings: true }));
 }
 
 export default { render };

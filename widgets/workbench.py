@@ -13,6 +13,7 @@ from typing import Any
 import traitlets
 
 from explorer import Cancelled, Comparison, Edit, NotFinite, Run, SessionClosed, SpecError
+from explorer.threads import sharing_cores
 
 from . import cells, data, esm
 from .history import Runs, Steps, taken
@@ -54,7 +55,7 @@ class Workbench(Page):
         self._waiting = False  # whether a run waits for its turn
         self._answered: tuple[int, dict[str, Any]] = (0, {})  # the same of the numbers shown
         self._keys: dict[str, str] = {}
-        self._clean: tuple[Any, str, Run | None] = (None, "", None)  # the engine's model, the prompt and its run
+        self._clean: tuple[Any, str, Run] | None = None  # the engine's model, the prompt and its run
         self._tokenised: tuple[tuple[str, str] | None, dict[str, Any] | None] = (None, None)
         self._arrays = data.ArrayCache()
         self._active: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -98,7 +99,7 @@ class Workbench(Page):
         cells.forget(self)
         self.on_msg(self._on_message, remove=True)
         self._arrays.clear()
-        self._clean = (None, "", None)
+        self._clean = None
 
     # State: a change that asks for other numbers queues one run ----------------------------------------------------
 
@@ -160,8 +161,13 @@ class Workbench(Page):
                 raise data.Refused("The prompt is empty: type some text and press Enter.")
             result["error"] = bad_source
             clean = self._clean_run(wanted["prompt"])
+            both = None
             try:
-                both = self._both(wanted["prompt"], clean, [Edit(**e) for _, e in edits]) if edits else None
+                changes = [Edit(**edit) for _, edit in edits]
+                if clean and changes:
+                    both = Comparison(clean, self._session.run(wanted["prompt"], changes))
+                elif changes:
+                    both = self._session.compare(wanted["prompt"], changes)
                 if both:
                     both.patched.logits_at()
             except (SpecError, NotFinite) as error:  # what needs no edit is still shown
@@ -197,17 +203,15 @@ class Workbench(Page):
             self._show_history()
 
     def _clean_run(self, prompt: str) -> Run | None:
-        """The clean run of the numbers shown, for as long as the prompt and the engine stay: a third of the time.
+        """The clean run of the numbers shown, for as long as the prompt and the engine stay: it need not be run again.
 
-        In float32 a row depends on the batch that it is in by some 1e-6; in the narrower types, where an edit that does
-        nothing would seem to do something, both runs are made in one batch each time.
+        Not in the types narrower than float32: a row depends a little on the batch that it is in there, and an edit
+        that does nothing would seem to do something. Both runs are made in one batch each time.
         """
+        if self._clean is None or self._session.info["dtype"] != "float32":
+            return None
         model, text, run = self._clean
-        same = model is self._session.model and text == prompt
-        return run if same and self._session.info["dtype"] == "float32" else None
-
-    def _both(self, prompt: str, clean: Run | None, edits: list[Edit]) -> Comparison:
-        return Comparison(clean, self._session.run(prompt, edits)) if clean else self._session.compare(prompt, edits)
+        return run if model is self._session.model and text == prompt else None
 
     def _tokenise(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
         """Shows the tokens of both texts. What is wrong with the source is returned: the prompt can run without it."""
@@ -430,8 +434,12 @@ class Workbench(Page):
             if cancelled and not self._closed:
                 dropped(why)
 
+        def shared(job: Any) -> None:
+            with sharing_cores():  # the page draws meanwhile
+                work(job)
+
         slot_id = f"{self.model_id} {slot}"
-        job = self._session.jobs.submit(work, slot=slot_id, interrupt=interrupt, on_progress=progress)
+        job = self._session.jobs.submit(shared, slot=slot_id, interrupt=interrupt, on_progress=progress)
         self._active[number] = (job, entry)
         self._show_jobs()
         job.add_done_callback(finished)

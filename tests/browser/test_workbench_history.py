@@ -92,6 +92,7 @@ def test_undo_redo_and_the_history(notebook: Lab) -> None:
     for rerun in (False, True):
         if rerun:
             notebook.rerun()
+            settled(notebook)  # before that the page may still show the closed one
         expect(undo).to_have_attribute("title", "Undo: restore halved <b> (Ctrl+Z)")
         expect(button).to_have_text("History 2")
         button.click()

@@ -68,6 +68,19 @@ def test_whoever_asks_the_engine_gives_its_pool_back() -> None:
 
 
 @linux
+def test_a_second_pool_is_held_while_cores_are_shared() -> None:
+    compute()
+    threads.release_pool()
+    time.sleep(0.1)
+    without = alive()
+    with pytest.raises(ZeroDivisionError), threads.sharing_cores():
+        held = alive() - without  # its thread, and those that compute beside it
+        raise ZeroDivisionError
+    assert held == torch.get_num_threads()
+    assert settled(without) == without
+
+
+@linux
 def test_a_job_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     callers: list[str] = []
     monkeypatch.setattr("explorer.jobs.release_pool", lambda: callers.append(threading.current_thread().name))
@@ -83,10 +96,13 @@ def test_where_a_gpu_computes_a_pool_stays(monkeypatch: pytest.MonkeyPatch) -> N
     freed: list[int] = []
     library = type("Library", (), {"omp_pause_resource_all": lambda _, kind: freed.append(kind)})
     monkeypatch.setattr(threads, "_libgomp", library)
+    held = []
     for initialized in (False, True):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda now=initialized: now)
         threads.release_pool()
-    assert freed == [2]
+        with threads.sharing_cores():
+            held.append(any(thread.name == "explorer-sharing-cores" for thread in threading.enumerate()))
+    assert (freed, held) == ([2], [True, False])
 
 
 def test_without_libgomp_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -94,4 +110,6 @@ def test_without_libgomp_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
     assert threads._libgomp() is None
     threads.release_pool()
+    with threads.sharing_cores():
+        assert all(thread.name != "explorer-sharing-cores" for thread in threading.enumerate())
     threads._libgomp.cache_clear()
