@@ -2,7 +2,7 @@
 
 Each Python thread that runs a parallel torch operation gets an OpenMP pool of its own. As soon as there are more pool
 threads than cores, libgomp lets all of them sleep between operations instead of waiting awake. Where nothing else runs,
-a forward pass on two cores takes up to a third longer then: a caller gives its own pool back before the engine works.
+a forward pass on two cores takes longer then: a caller gives its own pool back before the engine works.
 Where a browser draws on the same cores, a thread that waits awake keeps it from drawing, and so its own pool waiting.
 """
 
@@ -37,8 +37,7 @@ def release_pool() -> None:
 def sharing_cores() -> Iterator[None]:
     """Let the engine's threads sleep while they wait: a second pool makes them more than there are cores.
 
-    `test_numbers_follow_a_drag` prints what that brings beside a browser. Nothing to do where `release_pool` has
-    nothing to do. Source: GOMP_SPINCOUNT in the manual of libgomp.
+    Nothing to do where `release_pool` has nothing to do. Source: GOMP_SPINCOUNT in the manual of libgomp.
     """
     if torch.cuda.is_initialized() or _libgomp() is None:
         yield

@@ -190,7 +190,7 @@ export function createLines(el, store) {
   }
 
   function show(plot) {
-    const now = JSON.stringify(plot.tokens);
+    const now = JSON.stringify([plot.rows, plot.tokens]); // the tokens of a new prompt come before its numbers
     if (now !== names) build(plot);
     names = now;
     from.children[chosen]?.setAttribute("tabindex", "-1");

@@ -67,6 +67,11 @@ export function seconds(value) {
   return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(1)} s`;
 }
 
+// Why there is no patched run, where an edit is wrong: all of them run, or none.
+export function notRun(error) {
+  return error.index === null ? "The edits were not run: see what is wrong with them." : `The edits were not run: see what is wrong with edit ${error.index + 1}.`;
+}
+
 // A run in a few words: the likeliest token and its probability, "Paris 66% to 12%" with an edit.
 export function headline({ rows, edited }, name = visible) {
   if (!rows?.length) return "";

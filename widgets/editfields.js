@@ -15,6 +15,7 @@ export function amountOf(text, label) {
   const numbers = parts.map((part) => Number(part.replace("\u2212", "-")));
   if (!numbers.length) throw new Refused(`This operation needs a ${label}: a number such as 0.5.`);
   if (!numbers.every(Number.isFinite)) throw new Refused(`The ${label} \u201c${text.trim()}\u201d is not a number.`);
+  if (label === "factor" && numbers.length > 1) throw new Refused(`A factor is one number, with a point, such as 0.5; \u201c${text.trim()}\u201d is ${numbers.length}.`);
   return one(numbers);
 }
 

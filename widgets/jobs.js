@@ -1,7 +1,9 @@
 // The job bar: what is running and how far it is, with a cancel; a kernel that is busy with a cell and takes nothing; at
 // rest, what the last run found and took.
 
-import { h, headline, seconds } from "./dom.js";
+import { h, headline, notRun, seconds } from "./dom.js";
+
+const DEAF = "The kernel is running a cell, or has stopped. What you change or cancel counts when the cell is done.";
 
 export function mount(el, store) {
   const text = h("span", { class: "what" });
@@ -28,15 +30,16 @@ export function mount(el, store) {
     if (long) {
       const share = long.total ? long.done / long.total : 0;
       const elapsed = seconds((performance.now() - seen.get(long.id)) / 1000);
-      text.textContent = `${long.label}${long.total ? `: ${long.done} of ${long.total}` : ""}${long.message ? `, ${long.message}` : ""}, ${elapsed}`;
+      text.textContent = `${long.label}${long.total ? `: ${long.done} of ${long.total}` : ""}${long.message ? `, ${long.message}` : ""}, ${elapsed}${store.deaf ? `. ${DEAF}` : ""}`;
       fill.style.width = `${share * 100}%`;
       track.setAttribute("aria-valuenow", String(Math.round(share * 100)));
     } else if (store.deaf) {
-      text.textContent = "The kernel is running a cell, or has stopped. What you changed is sent: it counts when the cell is done.";
+      text.textContent = DEAF;
     } else {
       const { seconds: took } = store.result;
       const found = headline(store.result);
       if (last?.outcome === "cancelled") text.textContent = `${last.label} cancelled`;
+      else if (store.result.error?.where === "edit") text.textContent = notRun(store.result.error);
       else text.textContent = found && took !== undefined ? `${found}, in ${seconds(took)}` : "";
     }
     if (active.length && !timer) timer = setInterval(show, 100);

@@ -1,6 +1,6 @@
 // The predictions: the likeliest next tokens of the clean and the patched run, their logit difference, and the KL.
 
-import { alertLine, h, percent, signed, token, typed, visible } from "./dom.js";
+import { alertLine, h, notRun, percent, signed, token, typed, visible } from "./dom.js";
 import { explained, term } from "./tip.js";
 
 export function mount(el, store) {
@@ -22,7 +22,8 @@ export function mount(el, store) {
   const klLine = h("div", { class: "dim" }, word("KL(clean \u2225 patched)", "kl"), " ", kl, " nats");
   sum.append(h("div", { class: "dim" }, word("logit difference", "difference"), " ", inputs[0], " minus ", inputs[1]));
   const fail = alertLine(sum);
-  sum.append(h("div", { class: "big" }, clean, to, patched), gauge, klLine);
+  const why = h("div", { class: "dim" });
+  sum.append(h("div", { class: "big" }, clean, to, patched), gauge, klLine, why);
 
   inputs.forEach((input, side) => {
     const commit = () => {
@@ -40,7 +41,7 @@ export function mount(el, store) {
   store.watch(
     (s) => [s.result],
     (result) => {
-      const shown = [...(result.rows ?? [])].sort((a, b) => Math.max(b[2], b[3]) - Math.max(a[2], a[3])).slice(0, 6);
+      const shown = likeliest(result.rows ?? [], 6);
       const cell = (name, ...children) => h("div", { class: name, role: "cell" }, ...children);
       while (rows.lastChild !== head) rows.lastChild.remove(); // the head may have the focus
       rows.append(
@@ -56,6 +57,7 @@ export function mount(el, store) {
       );
       if (!shown.length) rows.append(h("div", { class: "empty" }, result.error ? "No predictions: " + WHERE[result.error.where] : "\u2026"));
       el.classList.toggle("edited", Boolean(result.edited));
+      why.textContent = result.error?.where === "edit" ? notRun(result.error) : "";
       klLine.hidden = !result.edited || !shown.length;
       gauge.hidden = !shown.length;
       kl.textContent = result.kl === null || result.kl === undefined ? "NaN" : result.kl.toFixed(2);
@@ -97,6 +99,14 @@ export function mount(el, store) {
       gauge.append(dot);
     }
   }
+}
+
+// The first of each run in turn, so that a flat distribution beside a sharp one is seen too; the largest on top.
+function likeliest(rows, count) {
+  const most = (row) => Math.max(row[2], row[3]);
+  const [clean, patched] = [2, 3].map((run) => [...rows].sort((a, b) => b[run] - a[run]));
+  const rank = (row) => Math.min(clean.indexOf(row), patched.indexOf(row));
+  return [...rows].sort((a, b) => rank(a) - rank(b) || most(b) - most(a)).slice(0, count).sort((a, b) => most(b) - most(a));
 }
 
 const WHERE = { prompt: "see the prompt above.", run: "see the message below." };

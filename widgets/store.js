@@ -18,7 +18,13 @@ export function createStore(model, { meant = true, pings = false } = {}) {
   let alarm = null; // until it has answered
 
   function changed() {
-    for (const watcher of [...watchers]) watcher();
+    for (const watcher of [...watchers]) {
+      try {
+        watcher();
+      } catch (error) {
+        reportError(error); // a view that cannot be drawn keeps neither the others nor what the user did from going on
+      }
+    }
   }
 
   // A kernel that runs a cell takes no messages: one that does answers this.

@@ -175,7 +175,6 @@ class Workbench(Page):
                 both, index = None, edits[wrong][0] if wrong is not None else None
                 result |= {"edited": False, "error": bad_source or problem("edit", error, index)}
             clean = both.clean if both else clean or self._session.run(wanted["prompt"])
-            self._clean = (self._session.model, wanted["prompt"], clean)
             result |= data.predictions(clean, both)
             result["keys"] = run_keys(wanted) if both or not edits else {"clean": run_keys(wanted)["clean"]}
             try:
@@ -203,15 +202,17 @@ class Workbench(Page):
             self._show_history()
 
     def _clean_run(self, prompt: str) -> Run | None:
-        """The clean run of the numbers shown, for as long as the prompt and the engine stay: it need not be run again.
+        """In float32 the clean run alone, made once for as long as the prompt and the engine stay.
 
-        Not in the types narrower than float32: a row depends a little on the batch that it is in there, and an edit
-        that does nothing would seem to do something. Both runs are made in one batch each time.
+        A row depends a little on the batch that it is in: both runs are made alone, so that an edit that does nothing
+        changes nothing. In the types narrower than float32 both are made in one batch each time.
         """
-        if self._clean is None or self._session.info["dtype"] != "float32":
+        if self._session.info["dtype"] != "float32":
             return None
-        model, text, run = self._clean
-        return run if model is self._session.model and text == prompt else None
+        model = self._session.model
+        if self._clean is None or self._clean[0] is not model or self._clean[1] != prompt:
+            self._clean = (model, prompt, self._session.run(prompt))
+        return self._clean[2]
 
     def _tokenise(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
         """Shows the tokens of both texts. What is wrong with the source is returned: the prompt can run without it."""

@@ -150,6 +150,11 @@ class Lab:
         """Runs the notebook's cells again, as they are."""
         assert self.page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')"), self.errors()
 
+    def close_all(self) -> None:
+        """Closes every widget in the kernel, those of cells that are gone too."""
+        for kind in ("workbench", "views"):
+            self.evaluate(f"[w.close() for w in list(__import__('widgets.{kind}').{kind}.opened)]")
+
     def errors(self) -> list[str]:
         return list(self.page.evaluate("kernelErrors"))
 
@@ -189,9 +194,7 @@ def notebook(lab: Lab) -> Iterator[Lab]:
     yield lab
     errors = lab.errors()
     # also after a test that failed half-way: the next ones are about other things
-    for kind in ("workbench", "views"):
-        lab.evaluate(f"[w.close() for w in list(__import__('widgets.{kind}').{kind}.opened)]")
-    lab.evaluate("[vars(session._engine).pop('execute', None) and 1]")
+    lab.close_all()
     # What the page was sending when its widget was closed finds nobody: the kernel says so in its log.
     errors += [text for text in lab.errors()[len(errors) :] if not text.startswith("No such comm: ")]
     assert errors == []

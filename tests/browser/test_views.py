@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser import fake
 from widgets import esm
@@ -98,6 +98,25 @@ def answer(page: Page, rows: list[list[float | str]]) -> None:
         model.fire('msg:custom', { type: 'data', key: ask.key, error: null, shape }, [flat]) }""",
         rows,
     )
+
+
+def test_a_flat_run_beside_a_sharp_one_is_seen(page: Page, about: dict[str, Any]) -> None:
+    given = traits(about, ["The", " city"])
+    sharp = [[f" clean{i}", i, p, 1e-6, 0] for i, p in enumerate((0.5, 0.2, 0.1, 0.05, 0.04, 0.03))]
+    flat = [[f" flat{i}", 9 + i, 1e-6, p, 0] for i, p in enumerate((0.008, 0.007, 0.006, 0.005, 0.004, 0.003))]
+    given["result"]["rows"] = sharp + flat
+    mount(page, given)
+    names = ["\u2423clean0", "\u2423clean1", "\u2423clean2", "\u2423flat0", "\u2423flat1", "\u2423flat2"]
+    expect(page.locator(".rows [role=cell].t")).to_have_text(names)
+
+
+def test_edits_that_were_not_run_are_said_beside_the_predictions(page: Page, about: dict[str, Any]) -> None:
+    given = traits(about, ["The", " city"])
+    given["result"] |= {"edited": False, "error": {"where": "edit", "index": 3, "message": "pos 9 is outside"}}
+    mount(page, given)
+    said = "The edits were not run: see what is wrong with edit 4."
+    expect(page.locator(".pred .sum")).to_contain_text(said)
+    expect(page.locator(".job .what")).to_have_text(said)
 
 
 @pytest.mark.parametrize("token", [" a", "\u00a0", "\u200b", "\u27e8E4 BD\u27e9"])

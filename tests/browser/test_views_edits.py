@@ -267,3 +267,13 @@ def test_thirty_edits_scroll_in_their_section(page: Page, about: dict[str, Any],
     expect(page.locator(".edit").last).to_be_in_viewport()
     page.get_by_label("Move edit 31 up").press("Enter")
     assert focused(page) == "Move edit 30 up"
+
+
+@pytest.mark.parametrize("text", ["0,5", "[1,2,3]", "1 2"])
+def test_a_factor_of_several_numbers_is_refused_in_the_form(page: Page, text: str) -> None:
+    said = page.evaluate(
+        """async (text) => { const { amountOf } = await import('http://page.test/editfields.js');
+        try { return [amountOf(text, 'factor')] } catch (error) { return error.message } }""",
+        text,
+    )
+    assert said.startswith("A factor is one number, with a point, such as 0.5;") and text in said

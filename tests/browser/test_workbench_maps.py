@@ -429,6 +429,37 @@ def test_lines_from_a_token_with_the_weights(page: Page, about: dict[str, Any]) 
     expect(page.locator(".lines")).to_be_hidden()
 
 
+def test_lines_of_a_prompt_whose_tokens_come_before_its_numbers(page: Page, about: dict[str, Any]) -> None:
+    views.mount(page, views.traits(about, TOKENS[:2], tab="attention", of="clean", lines=True))
+    views.answer(page, [[1, "-inf"], [0.25, 0.75]])
+    seen = page.get_by_role("list", name="What it looks at").get_by_role("listitem")
+    expect(seen).to_have_count(2)
+    longer = views.traits(about, TOKENS[:3], tab="attention", of="clean", lines=True)
+    longer["result"]["keys"] = {"clean": "d", "patched": "d"}
+    for trait in ("tokens", "result"):
+        page.evaluate("([name, value]) => model.set(name, value)", [trait, longer[trait]])
+    views.answer(page, [[1, "-inf", "-inf"], [0.25, 0.75, "-inf"], [0.5, 0, 0.5]])
+    expect(seen.locator("b")).to_have_text(["0.500", "0.000", "0.500"])
+    expect(page.get_by_role("listbox", name="The token that looks").get_by_role("option")).to_have_count(3)
+
+
+def test_a_view_that_fails_does_not_keep_a_gesture_from_the_kernel(page: Page) -> None:
+    """Its error is the page's: reported, and the next view draws."""
+    found = page.evaluate(
+        """async () => { const { createStore } = await import('http://page.test/store.js');
+        const reported = [], seen = [], heard = []; let state = {}, saved = 0;
+        window.reportError = (error) => reported.push(error.message);
+        const store = createStore({ on: (name, fn) => name === 'change:state' && heard.push(fn), send: () => {},
+            get: (name) => name === 'state' ? state : {}, save_changes: () => { saved += 1 },
+            set: (_, value) => { state = value; heard.forEach((fn) => fn()) } });
+        store.watch((s) => [s.state.a], (a) => { if (a) throw Error('broken view') });
+        store.watch((s) => [s.state.a], (a) => seen.push(a ?? null));
+        store.set({ a: 1 });
+        return [reported, seen, saved] }"""
+    )
+    assert found == [["broken view"], [None, 1], 1]
+
+
 def test_pooling_of_a_masked_map_keeps_what_is_seen(page: Page) -> None:
     pooled = page.evaluate(
         """async () => { const { pool } = await import('http://page.test/scale.js');

@@ -17,7 +17,7 @@ import torch
 import traitlets
 from hypothesis import given, settings
 
-from explorer import Edit
+from explorer import Edit, threads
 from tests.browser import fake
 from tests.browser.states import states
 from widgets import AttentionView, Heatmap, HookPicker, LogitCompare, SpecEditor, TokenPicker, cells, data, esm, explore
@@ -233,6 +233,10 @@ def test_the_clean_run_is_made_once_for_a_prompt(workbench: Workbench, made: Any
         assert requests(edits=[{**edit, "factor": factor, "enabled": True}]) == 1
         both = session.compare(PROMPT, Edit(**edit, factor=factor))
         assert shown() == [[row.clean_prob, row.patched_prob, row.change] for row in both.top(data.TOP)]
+    sizes: list[int] = []
+    execute = engine.execute
+    monkeypatch.setattr(engine, "execute", lambda asked, *more: sizes.append(len(asked)) or execute(asked, *more))
+    assert requests(prompt=PROMPT + "?") == 2 and sizes == [1, 1]  # in one batch each would depend on the other
     assert requests(edits=[]) == 0
     assert requests(prompt=PROMPT + "!") == 1
     assert requests(edits=[{**edit, "factor": 0.1, "enabled": True}]) == 1
@@ -241,6 +245,23 @@ def test_the_clean_run_is_made_once_for_a_prompt(workbench: Workbench, made: Any
     monkeypatch.setitem(session.info, "dtype", "float32")
     monkeypatch.setattr(session, "model", replace(session.model))  # as after a reboot
     assert requests(edits=[{**edit, "factor": 0.3, "enabled": True}]) == 2
+
+
+def test_the_engine_shares_its_cores_with_the_page(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
+    session, engine = made
+    settle(session)
+    held: list[bool] = []
+    execute = engine.execute
+
+    def watched(*asked: Any) -> Any:
+        held.append(any(thread.name == "explorer-sharing-cores" for thread in threading.enumerate()))
+        return execute(*asked)
+
+    monkeypatch.setattr(engine, "execute", watched)
+    workbench.state = {**workbench.state, "prompt": PROMPT + "!"}
+    settle(session)
+    session.run(PROMPT)
+    assert held == [threads._libgomp() is not None and not torch.cuda.is_initialized(), False]
 
 
 def test_a_map_follows_a_number_that_goes_on_changing(workbench: Workbench, made: Any, monkeypatch: Any) -> None:
