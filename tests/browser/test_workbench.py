@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -33,7 +34,14 @@ def shows_compare(notebook: Lab, prompt: str, spec: str, a: str, b: str) -> None
         f"(session.compare({prompt!r}, {spec}))"
     )
     shown = predictions(notebook.page)
-    best = sorted(rows, key=lambda row: -max(row[2], row[3]))[:6]
+
+    def most(row: list[Any]) -> float:
+        return -max(row[2], row[3])
+
+    # the first of each run, then the second of each, as far as there are six; the largest on top
+    ranks = zip(*(sorted(rows, key=lambda row: -row[run]) for run in (2, 3)), strict=True)
+    chosen = {row[0]: row for rank in ranks for row in sorted(rank, key=most)}
+    best = sorted(list(chosen.values())[:6], key=most)
     assert list(shown) == [row[0] for row in best]
     for text, _, clean, patched, change in best:
         assert shown[text] == pytest.approx((clean * 100, patched * 100, change * 100), abs=0.0501), text
