@@ -1,9 +1,9 @@
-"""How the engine's compute threads wait for one another: awake where the cores are theirs, asleep beside a browser.
+"""How the engine's compute threads wait for one another: awake where the cores are theirs, asleep where they share.
 
 Each Python thread that runs a parallel torch operation gets an OpenMP pool of its own. As soon as there are more pool
 threads than cores, libgomp lets all of them sleep between operations instead of waiting awake. Where nothing else runs,
 a forward pass on two cores takes longer then: a caller gives its own pool back before the engine works.
-Where a browser draws on the same cores, a thread that waits awake keeps it from drawing, and so its own pool waiting.
+Where another program works on the same cores, a thread that waits awake keeps both it and its own pool from going on.
 """
 
 from __future__ import annotations
